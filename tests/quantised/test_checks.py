@@ -129,9 +129,12 @@ def test_a_quantised_and_a_plain_checkpoint_are_not_comparable(
     assert not report
     assert not report.different
     assert report.compared == len(tensors) - 14
-    assert "14 weights are not comparable" in report.notes[0]
-    assert ("B is not quantised" if not flipped else "A is not quantised") in report.notes[0]
-    assert len(report.only_in_a if flipped else report.only_in_b) == 14
+    (fault,) = report.faults
+    assert fault.kind == "quantised-differently"
+    assert "14 weights are not comparable" in fault.text
+    assert ("B is not quantised" if not flipped else "A is not quantised") in fault.text
+    assert (report.only_in_a, report.only_in_b, fault.tensors) == ((), (), report.not_comparable)
+    assert len(report.not_comparable) >= 28
 
 
 def test_two_schemes_are_not_comparable_and_equal_ones_are_compared_by_bits(tmp_path: Path) -> None:
@@ -140,7 +143,7 @@ def test_two_schemes_are_not_comparable_and_equal_ones_are_compared_by_bits(tmp_
     for k, scheme in enumerate(("fp8 blocks", "int4")):
         make, said = SCHEMES[scheme]
         paths.append(write_hf(tmp_path / f"{k}", make(tensors), config | {"quantization_config": said}))  # fmt: skip
-    assert "A is quantised (fp8" in intarsia.verify(*paths).notes[0]
+    assert "A is quantised (fp8" in intarsia.verify(*paths).faults[0].text
     found, config = quantised()
     found[SCALE][0, 0] *= 2
     report = intarsia.verify(paths[0], write_hf(tmp_path / "c", found, config))

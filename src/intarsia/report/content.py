@@ -100,6 +100,7 @@ def of_comparison(found: Comparison, a: Manifest, b: Manifest) -> PageContent:
         (found.different, f"{_count(len(found.different), 'tensor')} different"),
         (found.only_in_a, f"{len(found.only_in_a):,} only in A"),
         (found.only_in_b, f"{len(found.only_in_b):,} only in B"),
+        (found.not_comparable, f"{_count(len(found.not_comparable), 'tensor')} not comparable"),
         (found.damaged, f"{_count(len(found.damaged), 'fault')} outside of the tensors"),
         (apart, f"{_count(len(apart), 'part')} of the run's state different"),
     )

@@ -20,6 +20,7 @@ DAMAGE = Fault("checksum-wrong", ("w",), "A: x", "CRC-32 is wrong")
     [
         replace(SAME, only_in_a=("w",)),
         replace(SAME, only_in_b=("w",)),
+        replace(SAME, not_comparable=("w",)),
         replace(SAME, different=(WEIGHT,)),
         replace(SAME, damaged=(DAMAGE,)),
         replace(SAME, beside=(NonTensor("setting", "lr", "different", counts=True),)),
@@ -85,6 +86,7 @@ def test_faults_of_one_side_come_before_those_of_the_two() -> None:
         (SAME, False),
         (replace(SAME, different=(WEIGHT, replace(WEIGHT, kind="scaled"))), False),
         (replace(SAME, different=(WEIGHT,), only_in_b=("v",)), False),
+        (replace(SAME, different=(WEIGHT,), not_comparable=("v",)), False),
         (replace(SAME, different=(WEIGHT,), damaged=(DAMAGE,)), False),
         (replace(SAME, different=(replace(WEIGHT, tensor="optimizer.exp_avg.w"),)), False),
     ],

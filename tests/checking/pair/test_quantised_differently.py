@@ -51,9 +51,9 @@ def test_a_quantised_weight_and_its_scale_have_no_partner_among_plain_weights() 
     found = quantised_differently(a, b, None)
     assert found.a == {"a.proj.weight", SCALE}
     assert found.b == {"a.proj.weight"}
-    (note,) = found.notes
-    assert "1 weights are not comparable" in note
-    assert "B is not quantised" in note
+    assert found.names == ("a.proj.weight", SCALE)
+    assert "B is not quantised: 1 weights are not comparable" in found.text
+    assert "weight F8_E4M3, weight_scale_inv F32 in A; BF16 in B" in found.text
     turned = quantised_differently(b, a, None)
     assert (turned.a, turned.b) == (found.b, found.a)
 
@@ -67,8 +67,8 @@ def test_other_spellings_are_not_looked_for_among_weights_that_are_quantised_dif
     a = manifest({name: ("F8_E4M3", (8, 8)), f"{name}_scale_inv": ("F32", (2, 2))}, sizes | FP8)
     b = manifest({name: ("BF16", (8, 8))}, sizes)
     found = match(Checkpoint(a), Checkpoint(b))
-    assert not found.pairs
-    assert (found.only_in_a, found.only_in_b) == ((name, f"{name}_scale_inv"), (name,))
+    assert (found.pairs, found.only_in_a, found.only_in_b) == ((), (), ())
+    assert found.apart.names == (name, f"{name}_scale_inv")
 
 
 def test_a_tied_head_that_one_side_alone_quantises_has_no_partner() -> None:
@@ -82,5 +82,35 @@ def test_a_tied_head_that_one_side_alone_quantises_has_no_partner() -> None:
     )
     found = match(Checkpoint(a), Checkpoint(b))
     assert [pair.name for pair in found.pairs] == [*table]
-    assert found.only_in_a == tuple(head)
-    assert found.only_in_b == ("lm_head.weight",)
+    assert (found.only_in_a, found.only_in_b) == ((), ())
+    assert found.apart.names == tuple(head)
+
+
+def test_codes_of_one_kind_are_compared_whatever_became_of_their_scales() -> None:
+    whole = manifest(QUANTISED, FP8)
+    rounded = manifest(QUANTISED | {SCALE: ("BF16", (2, 2))}, FP8)
+    lacking = manifest({"a.proj.weight": ("F8_E4M3", (8, 8))}, FP8)
+    packed = {"a.proj.weight_packed": ("I32", (8, 2)), "a.proj.weight_scale": ("F32", (8, 1))}
+    for one, other in ((whole, rounded), (whole, lacking), (rounded, lacking)):
+        for pair in ((one, other), (other, one)):
+            assert quantised_differently(*pair, None) == QuantisedDifferently()
+    for unlike in (
+        QUANTISED | {"a.proj.weight": ("F8_E5M2", (8, 8))},
+        {"a.proj.weight": ("F8_E4M3", (8, 8)), "a.proj.weight_scale": ("F32", ())},
+        packed,
+    ):
+        found = quantised_differently(whole, manifest(unlike, FP8), None)
+        assert (found.a, found.b) == ({*QUANTISED}, {*unlike}), unlike
+
+
+def test_a_scale_that_was_left_behind_is_set_apart_with_its_weight() -> None:
+    left = manifest(PLAIN | {SCALE: ("F32", (2, 2))}, FP8)
+    found = match(Checkpoint(manifest(QUANTISED, FP8)), Checkpoint(left))
+    assert (found.pairs, found.only_in_a, found.only_in_b) == ((), (), ())
+
+
+def test_a_quantised_weight_that_the_other_side_lacks_is_missing() -> None:
+    a, b = manifest(QUANTISED, FP8), manifest({"b.norm.weight": ("BF16", (8,))}, {})
+    found = match(Checkpoint(a), Checkpoint(b))
+    assert found.apart == QuantisedDifferently()
+    assert found.only_in_a == tuple(QUANTISED)

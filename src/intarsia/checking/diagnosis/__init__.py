@@ -18,7 +18,7 @@ from intarsia.checking.diagnosis.hypotheses.faults_of_moves import MOVED, text_o
 from intarsia.checking.diagnosis.hypotheses.groups import RelatedTensors
 from intarsia.checking.diagnosis.hypotheses.moves import find_moves
 from intarsia.checking.diagnosis.search import explain, unexplained, with_place
-from intarsia.checking.diagnosis.summary import missing, summarise
+from intarsia.checking.diagnosis.summary import missing, not_comparable, summarise
 from intarsia.checking.diagnosis.where.chunks import whereabouts_of
 from intarsia.checking.diagnosis.where.pages import damaged_pages
 from intarsia.checking.diagnosis.without_search import find_reshaped, find_steps, find_untied
@@ -85,6 +85,7 @@ def diagnose(
     faults = (
         *missing("B", matched.only_in_a, b.manifest.logical),
         *missing("A", matched.only_in_b, a.manifest.logical),
+        *not_comparable(matched.apart),
         *summarise(findings, a.manifest, b.manifest),
     )
     kinds = {name: fault.kind for fault in faults for name in fault.tensors}

@@ -14,6 +14,7 @@ from intarsia.checking.diagnosis.where.elements import DENSE, Cut, DifferingElem
 from intarsia.checking.diagnosis.where.files import wrong_files
 from intarsia.checking.fault import Fault
 from intarsia.checking.naming import expert_in, expert_of, layer_in, layer_of, without_layer
+from intarsia.checking.pair.quantised_differently import QuantisedDifferently
 from intarsia.mesh import share
 from intarsia.planning.manifest import Logical, Manifest
 
@@ -58,6 +59,12 @@ def missing(side: str, names: Iterable[str], present: Iterable[str]) -> Iterator
                 kind, text = f"{what}-missing", f"missing in {side}: {what} {listed(lost)}"
             break
     yield Fault(kind, tuple(names), where(names), text)
+
+
+def not_comparable(apart: QuantisedDifferently) -> Iterator[Fault]:
+    """One fault for all weights that the two sides quantise differently."""
+    if names := apart.names:
+        yield Fault("quantised-differently", names, where(names), apart.text)
 
 
 def _fault(kind: str, group: list[Finding], names: list[str]) -> Fault:

@@ -16,6 +16,7 @@ RANK = f"save again, or restore what that rank saved; {ALONE}"
 STALE = f"restore that rank's file from the save that the others are of, or save again; {ALONE}"
 LOST = f"restore the tensors of the side that lost them; {ALONE}"
 MISSING = "take them from the side that has them: restore its files, or convert again from it"
+NUMBERS = "dequantise both to compare their numbers: load them with Transformers, save what it made of them, and compare that"
 NARROWER = (
     "take the wider of the two where precision matters; rounded to the narrower type they are equal"
 )
@@ -57,6 +58,7 @@ _OF_TWO = (
     ("layers-duplicated", "one layer stood in several places", RANK),
     ("tensors-swapped", "a name held another name's values, and no more is known", MOVED),
     ("tensors-missing", "one side lacked tensors that the other holds", MISSING),
+    ("quantised-differently", "the same weights were quantised in two ways, or on one side alone: their bits say nothing of each other", NUMBERS),
     ("rounded", "one side had passed through a narrower type", NARROWER),
     ("dtype-changed", "the element type alone had changed", NARROWER),
     ("dtype-relabelled", "the same bits were called another element type, such as fp16 for bf16", RELABELLED),

@@ -43,7 +43,7 @@ def compare(
     more = after(progress, sum(p.a.nbytes for p in pairs))
     different: tuple[Difference, ...] = ()
     faults: tuple[Fault, ...] = ()
-    if unequal or matched.only_in_a or matched.only_in_b:
+    if unequal or matched.only_in_a or matched.only_in_b or matched.apart.text:
         from intarsia.checking.diagnosis import diagnose  # equal checkpoints need none of it
 
         diagnosis = diagnose(a, b, matched, unequal, budget, more)
@@ -56,6 +56,7 @@ def compare(
         elements=sum(p.a.size for p in pairs),
         only_in_a=matched.only_in_a,
         only_in_b=matched.only_in_b,
+        not_comparable=matched.apart.names,
         different=different,
         notes=(*matched.notes, *_padding(a, "A", budget), *_padding(b, "B", budget)),
         faults=faults,

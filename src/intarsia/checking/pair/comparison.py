@@ -65,6 +65,8 @@ class Comparison:
     beside: tuple[NonTensor, ...] = ()
     damaged: tuple[Fault, ...] = ()
     """Faults of what one side stores outside of every tensor."""
+    not_comparable: tuple[str, ...] = ()
+    """What the two sides quantise differently, so that bits say nothing."""
     rounded: int = 0
     """Weights of one side that were compared with the other side's main weights, rounded."""
 
@@ -81,7 +83,8 @@ class Comparison:
     @property
     def equal(self) -> bool:
         """Whether all tensors and the state of the run are the same, and nothing is damaged."""
-        same = not (self.only_in_a or self.only_in_b or self.different or self.damaged)
+        parted = self.only_in_a or self.only_in_b or self.not_comparable
+        same = not (parted or self.different or self.damaged)
         return same and not any(each.counts for each in self.beside)
 
     def __bool__(self) -> bool:
@@ -97,6 +100,7 @@ class Comparison:
             "elements": self.elements,
             "only_in_a": list(self.only_in_a),
             "only_in_b": list(self.only_in_b),
+            "not_comparable": list(self.not_comparable),
             "different": [d.as_json() for d in self.different],
             "faults": [f.as_json() for f in (*self.damaged, *self.faults)],
             "beside": [each.as_json() for each in self.beside],
@@ -107,7 +111,7 @@ class Comparison:
 def next_step(found: Comparison) -> str | None:
     """Where nothing explains why the weights of one model differ, they may be two steps of training."""
     weights = [d for d in found.different if not is_state(d.tensor)]
-    alike = not (found.only_in_a or found.only_in_b or found.damaged)
+    alike = not (found.only_in_a or found.only_in_b or found.not_comparable or found.damaged)
     if not weights or not alike or any(d.kind != "unexplained" for d in weights):
         return None
     return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from intarsia.checking.pair.quantised_differently import quantised_differently
+from intarsia.checking.pair.quantised_differently import QuantisedDifferently, quantised_differently
 from intarsia.checking.pair.ties import tied_and_absent, tied_by_transformers
 from intarsia.checkpoint import Checkpoint
 from intarsia.family import table_for
@@ -55,6 +55,7 @@ class Matched:
     only_in_a: tuple[str, ...]
     only_in_b: tuple[str, ...]
     notes: tuple[str, ...]
+    apart: QuantisedDifferently = QuantisedDifferently()
 
 
 def match(a: Checkpoint, b: Checkpoint) -> Matched:
@@ -80,8 +81,8 @@ def match(a: Checkpoint, b: Checkpoint) -> Matched:
     pairs = [
         Pair(x, right[n], n in mains, norms.get(n, PLAIN)) for n, x in left.items() if n in right
     ]
-    notes = list(apart.notes)
-    only = [sorted(apart.a), sorted(apart.b)]
+    notes: list[str] = []
+    only: list[list[str]] = [[], []]
     has_main = {"A": _has_main_weights(left), "B": _has_main_weights(right)}
     held_against = {"A": 0, "B": 0}
     for side, (ours, theirs, other) in enumerate(((left, right, "B"), (right, left, "A"))):
@@ -120,7 +121,7 @@ def match(a: Checkpoint, b: Checkpoint) -> Matched:
         for other, count in held_against.items()
         if count
     ]
-    return Matched(tuple(pairs), tuple(only[0]), tuple(only[1]), tuple(notes))
+    return Matched(tuple(pairs), tuple(only[0]), tuple(only[1]), tuple(notes), apart)
 
 
 def _main_weights(a: Manifest, b: Manifest) -> set[str]:

@@ -9,35 +9,39 @@ from intarsia.frozen import frozen
 from intarsia.planning.manifest import Manifest
 from intarsia.quantised import QuantisedWeight
 
-_Form = tuple[str, ...]
-
 
 @frozen
 class QuantisedDifferently:
-    """The logical tensors of each side that have no partner to be compared with, and a word on them."""
+    """The logical tensors of each side that are not compared, though both may have their names, and why."""
 
     a: frozenset[str] = frozenset()
     b: frozenset[str] = frozenset()
-    notes: tuple[str, ...] = ()
+    text: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(self.a | self.b))
 
 
 def quantised_differently(a: Manifest, b: Manifest, table: Table | None) -> QuantisedDifferently:
-    """What the two sides quantise differently."""
+    """What the two sides quantise differently; weights of like codes are compared part by part."""
     if not (a.quantised or b.quantised):
         return QuantisedDifferently()
     ours, theirs = _by_weight(a, table), _by_weight(b, table)
-    names = {n for n in {*ours, *theirs} if _form(ours.get(n)) != _form(theirs.get(n))}
+    both = (n for n in {*ours, *theirs} if _is_of(n, ours, a) and _is_of(n, theirs, b))
+    names = {n for n in both if not _alike(ours.get(n), a, theirs.get(n), b)}
     if not names:
         return QuantisedDifferently()
-    sides = (_held(a, ours, names), _held(b, theirs, names))
     said = [
         f"quantised ({m.quantised})" if m.quantised.weights else "not quantised" for m in (a, b)
     ]
-    note = (
-        f"A is {said[0]}, B is {said[1]}: {len(names):,} weights are not comparable;"
-        " dequantise both to compare their numbers"
+    first = min(names)
+    text = (
+        f"A is {said[0]}, B is {said[1]}: {len(names):,} weights are not comparable,"
+        f" `{first}` among them: {_said(first, ours, a)} in A; {_said(first, theirs, b)} in B"
     )
-    return QuantisedDifferently(*sides, (note,))
+    held = [_held(m, names, ours, theirs) for m in (a, b)]
+    return QuantisedDifferently(held[0], held[1], text)
 
 
 def _by_weight(m: Manifest, table: Table | None) -> dict[str, QuantisedWeight]:
@@ -50,16 +54,33 @@ def _by_weight(m: Manifest, table: Table | None) -> dict[str, QuantisedWeight]:
     }
 
 
-def _form(w: QuantisedWeight | None) -> _Form:
-    if w is None:
-        return ()
-    return (w.form, *sorted(f"{part.word} {part.dtype}" for part in w.parts))
+def _alike(x: QuantisedWeight | None, a: Manifest, y: QuantisedWeight | None, b: Manifest) -> bool:
+    """Whether the codes are of one kind, so that a part that one side lost, or rounded, is all that differs."""
+    one = x or y
+    if one is None or (x and y and x.form != y.form):
+        return one is None
+    words = [{p.word for p in w.others} if w else set() for w in (x, y)]
+    codes = [m.stored.get(one.main.name) for m in (a, b)]
+    kinds = {(s.dtype, s.shape) if s else None for s in codes}
+    return len(kinds) == 1 and None not in kinds and (words[0] <= words[1] or words[1] <= words[0])
 
 
-def _held(m: Manifest, weights: Mapping[str, QuantisedWeight], names: set[str]) -> frozenset[str]:
+def _is_of(name: str, weights: Mapping[str, QuantisedWeight], m: Manifest) -> bool:
+    return name in weights or name in m.logical
+
+
+def _said(name: str, weights: Mapping[str, QuantisedWeight], m: Manifest) -> str:
+    """What stands for a weight on one side, in words."""
+    if name not in weights:
+        return f"{m.logical[name].dtype}"
+    return ", ".join(f"{p.name.rpartition('.')[2]} {p.dtype}" for p in weights[name].parts)
+
+
+def _held(m: Manifest, names: set[str], *sides: Mapping[str, QuantisedWeight]) -> frozenset[str]:
+    """What one checkpoint stores of the weights and of the parts that either has."""
     found = {n for n in names if n in m.logical}
-    for name in names & weights.keys():
-        for part in weights[name].parts:
+    for weights in sides:
+        for part in (p for n in names & weights.keys() for p in weights[n].parts):
             stored = m.stored.get(part.name)
             found.update((stored.layout.tensors or (stored.name,)) if stored else ())
     return frozenset(found)
