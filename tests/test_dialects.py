@@ -90,3 +90,19 @@ def test_a_dialect_without_a_configuration_is_refused(tmp_path: Path) -> None:
     (tmp_path / "hub" / "config.json").unlink()
     with pytest.raises(FamilyError, match="no model configuration"):
         intarsia.convert(tmp_path / "hub", tmp_path / "out", to="hf", dialect="hf-module")
+
+
+def test_a_tensor_without_elements_keeps_its_name(tmp_path: Path) -> None:
+    """The head of MobileBERT joins a matrix of as many rows as its layers are wider than its embedding."""
+    from transformers import MobileBertConfig, MobileBertForMaskedLM
+
+    sizes = {"vocab_size": 24, "hidden_size": 8, "embedding_size": 8, "intra_bottleneck_size": 8}
+    config = MobileBertConfig(
+        **sizes, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, true_hidden_size=8
+    )
+    built = MobileBertForMaskedLM(config)
+    built.save_pretrained(tmp_path / "hf")
+    intarsia.convert(tmp_path / "hf", tmp_path / "out", to="hf", dialect="hf-module")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert found.keys() == built.state_dict().keys()
+    assert found["cls.predictions.dense.weight"].shape == (0, 24)

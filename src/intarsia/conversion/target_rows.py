@@ -109,7 +109,7 @@ def model_rows(
     missed, special = {x.name for x in src.absent}, table.tied.keys() | table.optional
     for row in writer.rows(table, dialect, request.mesh, request.spec):
         names = row.layout.tensors
-        if names and special.isdisjoint(names):
+        if special.isdisjoint(names):
             yield row
         elif names and all(name in table.tied for name in names):
             if dialect == "hf-module" and names != no_head:
