@@ -114,7 +114,15 @@ def test_a_section_is_what_stands_before_names_of_the_model() -> None:
     ("change", "match"),
     [
         ({"auto_map": {"AutoModel": "code.Model"}}, "by auto_map"),
-        ({"vision_config": {"backbone_config": {"model_type": "resnet"}}}, "by backbone_config"),
+        *(
+            ({"vision_config": {"backbone_config": value}}, "by backbone_config")
+            for value in (
+                {"model_type": "timm_backbone"},
+                {"model_type": "mine"},
+                {"depth": 2},
+                "resnet50",
+            )
+        ),
         ({"architectures": ["RewardModel"]}, "no class RewardModel"),
         ({"model_type": "no_such_type"}, "unknown to Transformers"),
         ({"num_attention_heads": 3}, "cannot build"),
@@ -123,6 +131,24 @@ def test_a_section_is_what_stands_before_names_of_the_model() -> None:
 def test_what_transformers_cannot_tell_is_not_judged(change: dict[str, Any], match: str) -> None:
     with pytest.raises(FamilyError, match=match):
         ModelNames.of(BERT | change, ())
+
+
+def test_a_backbone_of_transformers_has_the_shapes_that_its_configuration_gives() -> None:
+    backbone = {
+        "model_type": "resnet",
+        "embedding_size": 6,
+        "hidden_sizes": [8, 12],
+        "depths": [1, 1],
+    }
+    config = {
+        "model_type": "upernet", "architectures": ["UperNetForSemanticSegmentation"], "hidden_size": 8,
+        "backbone_config": backbone | {"out_features": ["stage1", "stage2"], "backbone": "else/where"},
+        "auxiliary_in_channels": 8, "auxiliary_channels": 4,
+    }  # fmt: skip
+    shapes = ModelNames.of(config | {"backbone_config": backbone}, ()).model.shapes
+    assert shapes["backbone.embedder.embedder.convolution.weight"] == (6, 3, 7, 7)
+    with pytest.raises(FamilyError, match=r"by backbone$"):
+        ModelNames.of(config, ())
 
 
 def test_a_head_of_numbered_modules_may_be_another() -> None:

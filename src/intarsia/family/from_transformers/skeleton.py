@@ -96,7 +96,7 @@ _SHAPING = {"auto_map", "backbone", "backbone_config", "use_timm_backbone"}
 def leads_out(config: Mapping[str, Any]) -> str | None:
     """A field, the configuration's own or a nested one's, without which the model may be another."""
     for name, value in config.items():
-        if value and name in _SHAPING:
+        if value and name in _SHAPING and not _is_backbone(name, value):
             return str(name)
         if isinstance(value, Mapping) and (inner := leads_out(value)):
             return inner
@@ -111,8 +111,18 @@ def _inert(config: Config) -> dict[str, Any]:
     return {
         name: _inert(value) if isinstance(value, Mapping) else value
         for name, value in with_special_floats(config).items()
-        if name not in _LOADING and not str(name).startswith("_")
+        if (name not in _LOADING or _is_backbone(name, value)) and not str(name).startswith("_")
     }
+
+
+def _is_backbone(name: str, value: Any) -> bool:
+    """Whether a field describes a backbone that Transformers builds itself, with no code and no weights of timm."""
+    if name != "backbone_config" or not isinstance(value, Mapping):
+        return False
+    from transformers import CONFIG_MAPPING
+
+    kind = value.get("model_type")
+    return isinstance(kind, str) and kind in CONFIG_MAPPING and not kind.startswith("timm")
 
 
 @contextmanager
