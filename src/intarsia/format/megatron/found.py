@@ -45,6 +45,11 @@ class Found:
                 shape = shapes.get(parameter_of(name), stored.shape)
                 self.logical[name] = Logical(name, shape, stored.dtype)
 
+    def count(self, steps: Mapping[str, Stored]) -> None:
+        """Add steps that parameter groups count."""
+        self.stored |= steps
+        self.logical |= {name: Logical(name, s.shape, s.dtype) for name, s in steps.items()}
+
     @property
     def floating(self) -> DType | None:
         """The element type of the first floating-point tensor."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from intarsia.errors import CoverageError, FamilyError, UsageError, few
 from intarsia.family import Table, decoder, table_for
-from intarsia.format.base import ReadEntries
+from intarsia.format.base import Located, ReadEntries
 from intarsia.format.complaint import Complaint
 from intarsia.format.dcp.archives import Archives
 from intarsia.format.dcp.metadata import METADATA
@@ -18,10 +18,12 @@ from intarsia.format.megatron.detection import BACKEND
 from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT, FRAME, TRACKER
 from intarsia.format.megatron.fsdp_dtensor.entries import arguments_in
 from intarsia.format.megatron.iteration import untracked
+from intarsia.format.megatron.optimizer.groups import STEPS
 from intarsia.format.request import Request
 from intarsia.format.torch_file.plain import plain
-from intarsia.planning.manifest import Manifest
+from intarsia.planning.manifest import Chunk, Manifest, Stored
 from intarsia.state.names import MASTER, STEP, StateName, state_among
+from intarsia.store.reading.folder import Folder
 
 ARGS = "args"
 _SAMPLES = ("consumed_train_samples", "consumed_valid_samples", "skipped_train_samples")
@@ -36,6 +38,11 @@ class MegatronFormat(Archives):
     one_below = True
     pads_vocabulary = True
     keeps_arguments = True
+
+    def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
+        if chunk.file == STEPS:
+            return Located(chunk.start_bytes)
+        return super().locate(folder, stored, chunk)
 
     def is_frame(self, name: str) -> bool:
         return FRAME.match(name) is not None or name == METADATA

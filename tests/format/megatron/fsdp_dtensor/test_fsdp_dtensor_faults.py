@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+import intarsia
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, FamilyError, FormatError, UsageError
 from intarsia.family import Table, register, table_for, unregister
 from intarsia.format import registry as formats
+from intarsia.format.megatron.fsdp_dtensor.keys import PART
 from intarsia.format.megatron.fsdp_dtensor.write import fsdp_dtensor_rows
 from intarsia.live.megatron_fsdp import rounded_masters
 from intarsia.mesh import Mesh
@@ -318,3 +320,22 @@ def test_tensors_that_megatron_has_no_name_for_are_refused(name: str, tmp_path: 
         to_fsdp(source, tmp_path / "fsdp")
     assert "hint: convert to hf or dcp" in str(refused.value)
     assert not (tmp_path / "fsdp").exists()
+
+
+def test_steps_that_only_the_groups_count_are_every_parameters(tmp_path: Path) -> None:
+    """TransformerEngine's Adam keeps no step by parameter."""
+    tensors = written(tmp_path, SPARSE)
+    kept = {key: x for key, x in tensors.items() if not key.endswith(".step")}
+    assert len(kept) < len(tensors)
+    names = {key.removeprefix("model.module.") for key in kept if key.startswith("model.")}
+    meta = "optimizer.param_to_group_meta.module.module.module."
+    steps = {f"{meta}{PART.sub('', name)}.step": 7 for name in names}
+    path = saved(tmp_path / "groups", kept, **steps)
+    assert_same(logical_tensors(path, SPARSE), expected(tmp_path))
+    assert intarsia.verify(path, tmp_path / "fsdp", config=SPARSE)
+    to_fsdp(path, tmp_path / "again", config=SPARSE)
+    assert_same(logical_tensors(tmp_path / "again"), expected(tmp_path))
+    stale = saved(
+        tmp_path / "stale", kept, **steps | {f"{meta}{FC1.replace('.0.', '.1.')}.step": 8}
+    )
+    assert [f.kind for f in intarsia.verify(stale, config=SPARSE).faults] == ["steps-disagree"]

@@ -30,6 +30,7 @@ from intarsia.format.megatron.fsdp_dtensor.entries import (
     entries_of,
     groups_by_parameter,
     is_entry,
+    steps_in_groups,
 )
 from intarsia.format.megatron.fsdp_dtensor.keys import TensorParallel, is_numbered, section_of
 from intarsia.format.megatron.fsdp_dtensor.names import as_torch_dist, name_tensors
@@ -39,6 +40,7 @@ from intarsia.format.megatron.fsdp_dtensor.write import (
     fsdp_dtensor_targets,
     spell,
 )
+from intarsia.format.megatron.optimizer.groups import STEPS
 from intarsia.format.megatron.own_format import ARGS, MegatronFormat, arguments_alone
 from intarsia.format.optimizer_state.numbered_state import (
     NumberedState,
@@ -85,8 +87,11 @@ class FsdpDtensor(MegatronFormat):
         if unclear:
             numbered = tuple(n for n in found.stored if is_numbered_name(n))
             found.problems.append(Problem("elements-missing", numbered, (), unclear.brief))
+        step_bytes = b""
         with Folder(root) as folder, going_on(complain):
             found.problems += _disagreements(folder, found.repeated)
+            steps, step_bytes = steps_in_groups(folder, metadata, found.stored)
+            found.count(steps)
         return Manifest(
             format=self.name,
             path=str(root),
@@ -98,6 +103,7 @@ class FsdpDtensor(MegatronFormat):
             config_made=settled.made,
             config_doubts=settled.unsaid,
             entries=entries_of(metadata),
+            in_memory_files={STEPS: step_bytes} if step_bytes else {},
             absent=found.absent,
             problems=tuple(found.problems),
             state_unclear=unclear,

@@ -17,11 +17,12 @@ from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.megatron.common import arguments_of
 from intarsia.format.megatron.frame import COUNTERS, SCHEDULER
 from intarsia.format.megatron.fsdp_dtensor.keys import PART, group_of, section_of
-from intarsia.format.megatron.optimizer.groups import grouped
+from intarsia.format.megatron.optimizer.groups import counters, grouped
 from intarsia.format.optimizer_state.parameter_groups import Groups
 from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_zip import Payload, read_object, read_payload
 from intarsia.planning.manifest import Entry, Logical, Stored
+from intarsia.state.names import parameter_of, step_of
 from intarsia.store.reading.folder import Folder
 
 _RANDOM = re.compile(r"^rng_state\.(?P<place>\([^)]*\))\.(?P<index>\d{1,9})\.(?P<rest>.+)$")
@@ -141,6 +142,25 @@ def groups_by_parameter(
         return held.get(PART.sub("", section.name)) if section else None
 
     return grouped(stored, logical, settings) if held else None
+
+
+def steps_in_groups(
+    folder: Folder, metadata: Metadata, stored: Mapping[str, Stored]
+) -> tuple[dict[str, Stored], bytes]:
+    """The steps of parameters that have none of their own: TransformerEngine's Adam counts by group."""
+    said = {
+        of[0]: x for n, x in metadata.objects.items() if (of := group_of(n)) and of[1] == "step"
+    }
+
+    def step(s: Stored) -> Any:
+        section = section_of(s.key)
+        entry = said.get(PART.sub("", section.name)) if section else None
+        if entry is None or any(step_of(parameter_of(n)) in stored for n in s.layout.tensors):
+            return None
+        data = folder.read_small(entry.file, entry.start_bytes, entry.length_bytes)
+        return plain(read_object(data, entry.name))
+
+    return counters(stored.values(), step)
 
 
 def _groups(held: Mapping[str, Any]) -> list[dict[str, Any]]:

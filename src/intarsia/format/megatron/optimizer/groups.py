@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import FormatError
@@ -127,12 +127,12 @@ _MAX_STEP = 1 << 63
 
 def step_for(groups: list[dict[str, Any]], name: str) -> float | None:
     """The step that a parameter is at, by the groups that may hold it; None where they disagree."""
-    steps = {g["step"] for i in _fitting(groups, EXPERTS in name) if _is_step(g := groups[i])}
-    return float(steps.pop()) if len(steps) == 1 else None
+    fitting = (groups[i].get("step") for i in _fitting(groups, EXPERTS in name))
+    steps = {float(step) for step in fitting if _is_step(step)}
+    return steps.pop() if len(steps) == 1 else None
 
 
-def _is_step(group: Mapping[str, Any]) -> bool:
-    step = group.get("step")
+def _is_step(step: Any) -> TypeGuard[float]:
     return isinstance(step, int | float) and type(step) is not bool and abs(step) <= _MAX_STEP
 
 
@@ -158,20 +158,31 @@ def steps_of(
     groups: list[dict[str, Any]], stored: Iterable[Stored]
 ) -> tuple[dict[str, Stored], bytes]:
     """The step of every parameter that has moments, as torch keeps it, and the bytes that hold them."""
+
+    def step(s: Stored) -> Any:
+        found = step_for(groups, s.name)
+        if found is None and (place := group_for(groups, s.name, len(s.shape))) is not None:
+            return groups[place].get("step")
+        return found
+
+    return counters(stored, step)
+
+
+def counters(
+    stored: Iterable[Stored], step_of_state: Callable[[Stored], Any]
+) -> tuple[dict[str, Stored], bytes]:
+    """A counter for every parameter that has moments, and the bytes that hold them."""
     held: dict[float, int] = {}
     found: dict[str, Stored] = {}
     for s in stored:
-        moment = kind_of(s.name) not in ("", MASTER, SETTING)
-        step = step_for(groups, s.name) if moment else None
-        if step is None and moment:
-            place = group_for(groups, s.name, len(s.shape))
-            of = groups[place] if place is not None else {}
-            step = float(of["step"]) if _is_step(of) else None
-        if step is None:
+        if kind_of(s.name) in ("", MASTER, SETTING, STEP):
+            continue
+        step = step_of_state(s)
+        if not _is_step(step):
             continue
         for state in s.layout.tensors:
             name = step_of(parameter_of(state))
-            at = held.setdefault(step, len(held)) * _NUMBER.itemsize
+            at = held.setdefault(float(step), len(held)) * _NUMBER.itemsize
             chunk = Chunk(Box.whole(()), STEPS, at, _NUMBER.itemsize)
             found[name] = Stored(name, _NUMBER, Layout.of(name, ()), (chunk,), key=name)
     return found, struct.pack(f"<{len(held)}f", *held)

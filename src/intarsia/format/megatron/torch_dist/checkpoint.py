@@ -16,7 +16,6 @@ from typing import Any
 from intarsia.family import Param, Table
 from intarsia.format.base import Arrangement, Located, ReadEntries, WriteOptions, refuse_section
 from intarsia.format.complaint import Complain, Complaint, going_on, refuse
-from intarsia.format.dcp import archives
 from intarsia.format.dcp.data_files import open_metadata
 from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.megatron.common import (
@@ -57,7 +56,7 @@ from intarsia.format.request import EntriesToWrite, Source, Wanted
 from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_frame import write_object
 from intarsia.mesh import Box, Mesh
-from intarsia.planning.manifest import Chunk, Entry, Logical, Manifest, Stored, Target
+from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
 from intarsia.planning.problem import Problem
 from intarsia.state.names import STEP, kind_of, state_among
 from intarsia.store.reading.folder import Folder
@@ -115,8 +114,7 @@ class TorchDist(MegatronFormat):
         if len(counts) > 1 and not steps:
             text = "parameter groups are at different steps, so no tensor's step is known"
             found.notes.append(text)
-        found.stored |= steps
-        found.logical |= {name: Logical(name, s.shape, s.dtype) for name, s in steps.items()}
+        found.count(steps)
         return Manifest(
             format=self.name,
             path=str(root),
@@ -137,11 +135,9 @@ class TorchDist(MegatronFormat):
         )
 
     def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
-        if chunk.file == STEPS:
-            return Located(chunk.start_bytes)
         leading = _leading(stored)
         box = Box((0,) * leading + chunk.box.offsets, (1,) * leading + chunk.box.shape)
-        return archives.locate(folder, stored, replace(chunk, box=box))
+        return super().locate(folder, stored, replace(chunk, box=box))
 
     def front_kind(self, stored: Stored) -> Hashable:
         return _leading(stored)
