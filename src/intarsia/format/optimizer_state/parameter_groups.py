@@ -63,6 +63,15 @@ def has_megatron_groups(names: Iterable[str]) -> bool:
     return any(name.startswith(starts) for name in names)
 
 
+def megatron_groups_count(names: Iterable[str]) -> bool:
+    """Whether Megatron's groups have the step; where torch's Adam is in Megatron-FSDP, only parameters do."""
+    meta = "optimizer.param_to_group_meta."
+    return any(
+        name.startswith("common_state/") or (name.startswith(meta) and name.endswith(".step"))
+        for name in names
+    )
+
+
 def groups_of_torch(
     entries: Mapping[str, bytes], logical: Callable[[str], tuple[str, ...]]
 ) -> Groups | None:

@@ -21,7 +21,13 @@ from intarsia.live.megatron_fsdp import rounded_masters
 from intarsia.mesh import Mesh
 from tests.checkpoints import assert_same, read_dcp, read_hf, write_dcp, write_hf
 from tests.format.megatron.fsdp_dtensor.test_fsdp_dtensor import DENSE, LINEAR, SPARSE, weights
-from tests.live.megatron_fsdp_cases import hf_with_optimizer, logical_tensors, to_fsdp, to_other
+from tests.live.megatron_fsdp_cases import (
+    hf_with_optimizer,
+    logical_tensors,
+    to_fsdp,
+    to_other,
+    to_torch_dist,
+)
 
 FC1 = "decoder.layers.0.mlp.linear_fc1.weight"
 STATE = "optimizer.state.module.module.module."
@@ -339,3 +345,20 @@ def test_steps_that_only_the_groups_count_are_every_parameters(tmp_path: Path) -
         tmp_path / "stale", kept, **steps | {f"{meta}{FC1.replace('.0.', '.1.')}.step": 8}
     )
     assert [f.kind for f in intarsia.verify(stale, config=SPARSE).faults] == ["steps-disagree"]
+
+
+def test_groups_without_a_step_get_the_parameters_own_in_torch_dist(tmp_path: Path) -> None:
+    """Torch's Adam counts by parameter, `torch_dist` keeps one step by group."""
+    tensors = written(tmp_path, SPARSE)
+    names = {key.removeprefix("model.module.") for key in tensors if key.startswith("model.")}
+    meta = "optimizer.param_to_group_meta.module.module.module."
+    fields = {"lr": 1e-3, "wd_mult": 1.0, "lr_mult": 1.0}
+    groups = {f"{meta}{PART.sub('', n)}.{k}": v for n in names for k, v in fields.items()}
+    path = saved(tmp_path / "counted", tensors, **groups)
+    to_torch_dist(path, tmp_path / "dist", config=SPARSE)
+    assert intarsia.verify(path, tmp_path / "dist", config=SPARSE)
+    assert_same(logical_tensors(tmp_path / "dist"), expected(tmp_path))
+    behind = next(key for key in tensors if key.endswith(".step"))
+    stale = saved(tmp_path / "stale", tensors | {behind: torch.tensor(3.0)}, **groups)
+    with pytest.raises(CoverageError, match="differ"):
+        to_torch_dist(stale, tmp_path / "never", config=SPARSE)

@@ -51,7 +51,7 @@ from intarsia.format.megatron.own_format import ARGS, MegatronFormat, arguments_
 from intarsia.format.megatron.torch_dist.entries_to_write import entries_to_write
 from intarsia.format.megatron.torch_dist.names import name_tensors
 from intarsia.format.megatron.torch_dist.write import arrange
-from intarsia.format.optimizer_state.parameter_groups import Groups, has_megatron_groups
+from intarsia.format.optimizer_state.parameter_groups import Groups, megatron_groups_count
 from intarsia.format.request import EntriesToWrite, Source, Wanted
 from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_frame import write_object
@@ -160,7 +160,7 @@ class TorchDist(MegatronFormat):
         return ""
 
     def counted(self, src: Manifest) -> tuple[str, ...]:
-        if has_megatron_groups(src.entries):
+        if megatron_groups_count(src.entries):
             return ()
         return tuple(name for name in state_among(src.logical) if kind_of(name) == STEP)
 

@@ -7,7 +7,10 @@ from intarsia.format.megatron.common import common_in
 from intarsia.format.megatron.fsdp_dtensor.entries import common_of
 from intarsia.format.megatron.optimizer.groups import groups_in, optimizer_of
 from intarsia.format.optimizer_state.groups_in_entries import torch_groups_of
-from intarsia.format.optimizer_state.parameter_groups import has_megatron_groups
+from intarsia.format.optimizer_state.parameter_groups import (
+    has_megatron_groups,
+    megatron_groups_count,
+)
 from intarsia.format.request import EntriesToWrite, Source, Wanted
 from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_zip import read_object
@@ -15,8 +18,8 @@ from intarsia.state.names import SHARED_STATE, STEP, TORCH_STATE, StateName, kin
 
 
 def entries_to_write(src: Source, wanted: Wanted) -> EntriesToWrite:
-    """Entries as they are where they hold Megatron's groups; else the groups and the step of torch's."""
-    if has_megatron_groups(src.manifest.entries):
+    """Entries as they are where Megatron's groups have the step; else the step, and the groups of torch's."""
+    if megatron_groups_count(src.manifest.entries):
         _check_steps(src)
         return EntriesToWrite(src.entries)
     counters = (names[0] for names in wanted.equal if kind_of(names[0]) == STEP)
@@ -24,7 +27,9 @@ def entries_to_write(src: Source, wanted: Wanted) -> EntriesToWrite:
     step = _step_in(src)
     if step is None and counter is not None:
         step = src.number(counter)
-    return EntriesToWrite(src.entries, torch_groups_of(src.manifest, src.entries), step)
+    grouped = has_megatron_groups(src.manifest.entries)
+    groups = None if grouped else torch_groups_of(src.manifest, src.entries)
+    return EntriesToWrite(src.entries, groups, step)
 
 
 def _check_steps(source: Source) -> None:
