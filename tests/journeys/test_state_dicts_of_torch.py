@@ -329,6 +329,22 @@ def test_the_whole_state_dict_is_loaded_by_torch_under_its_own_keys(
     assert into[state]["param_groups"] == saved[state]["param_groups"]
     assert intarsia.verify(out)
     assert intarsia.verify(src, out, section=".")
+    for pair in ((src, out), (out, src)):
+        said = command("verify", *pair)
+        assert said.status == 1
+        assert f"with `{weights}.` before them: `--section .` compares both" in said.out
+
+
+@pytest.mark.parametrize("key", ["optimizer", "opt"])
+def test_an_optimizer_alone_is_carried_under_its_own_key(tmp_path: Path, key: str) -> None:
+    saved = {key: get_state_dict(*trained())[1]}
+    src, out = write_dcp(tmp_path / "src", saved), tmp_path / "out"
+    intarsia.convert(src, out, to="dcp", mesh="fsdp=2", section=".")
+    assert_same(read_dcp(out), read_dcp(src))
+    assert intarsia.verify(src, out, section=".")
+    assert intarsia.verify(src, out)
+    with pytest.raises(SectionError, match=rf"no section 'model'\n.*its sections: {key}$"):
+        intarsia.open(src, section="model")
 
 
 def test_tensors_beside_the_model_are_carried_by_name(tmp_path: Path) -> None:

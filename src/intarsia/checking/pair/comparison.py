@@ -109,7 +109,16 @@ class Comparison:
 
 
 def next_step(found: Comparison) -> str | None:
-    """Where nothing explains why the weights of one model differ, they may be two steps of training."""
+    """Where nothing explains what differs: names may have a key before them, or it is two steps of training."""
+    for side, other, outer, inner in (
+        ("A", "B", found.only_in_a, found.only_in_b),
+        ("B", "A", found.only_in_b, found.only_in_a),
+    ):
+        if key := _key_before(*({n for n in names if not is_state(n)} for names in (outer, inner))):
+            return (
+                f"the names in {side} are those in {other} with `{key}` before them: `--section .`"
+                " compares both as they are stored"
+            )
     weights = [d for d in found.different if not is_state(d.tensor)]
     alike = not (found.only_in_a or found.only_in_b or found.not_comparable or found.damaged)
     if not weights or not alike or any(d.kind != "unexplained" for d in weights):
@@ -118,3 +127,10 @@ def next_step(found: Comparison) -> str | None:
         "if one of the two was trained further than the other, `intarsia diff A B` shows how"
         " much each tensor changed"
     )
+
+
+def _key_before(outer: set[str], inner: set[str]) -> str:
+    """What stands before every name of the one set, which is a name of the other without it."""
+    name = min(outer, default="")
+    keys = [name[: k + 1] for k, letter in enumerate(name) if letter == "."]
+    return next((key for key in keys if {key + n for n in inner} == outer), "")

@@ -63,9 +63,13 @@ def _several(rivals: Sequence[Section], where: str, carried: str = "") -> Sectio
 
 
 def chosen_model(
-    wanted: Sequence[str], found: Mapping[str, Section], tensors: Mapping[str, Tensor], where: str
+    wanted: Sequence[str],
+    found: Mapping[str, Section],
+    tensors: Mapping[str, Tensor],
+    roots: Sequence[str],
+    where: str,
 ) -> tuple[Section, list[Section]]:
-    """The section that the user names; all others are left out."""
+    """The section that the user names; all others are left out. `roots` are those of optimizers."""
     if len(wanted) > 1:
         raise UsageError(
             f"{len(wanted)} sections are named, {' and '.join(wanted)}, but only one can be the model",
@@ -87,9 +91,9 @@ def chosen_model(
                 model.add(key, bare(key).removeprefix(prefix), prefix, tensor)
         for section in by_label.values():
             section.names = {k: v for k, v in section.names.items() if k not in model.names}
-    if not model.names:
+    if not model.names and (name or tensors or not roots):
         labels = {s.label or TOP for s in by_label.values()}
-        there = sorted(labels or {bare(key).partition(".")[0] for key in tensors})
+        there = sorted(labels or {bare(key).partition(".")[0] for key in tensors or roots})
         raise SectionError(
             f"{where} has no section {wanted[0]!r}", hint=f"its sections: {few(there, 8)}"
         )

@@ -89,7 +89,7 @@ def divide(
     else:
         found = by_nesting(rest, paths) if paths else by_word(rest, configured, bool(wanted))
     if wanted:
-        model, others = chosen_model(wanted, found, rest, where)
+        model, others = chosen_model(wanted, found, rest, roots, where)
     elif known is not None:
         model, others = explained_model(list(found.values()), where, paths or {})
     else:
