@@ -64,7 +64,7 @@ def test_peft_loads_what_became_of_an_adapter(adapter: Path, tmp_path: Path, thr
     assert not torch.equal(logits(adapter), base()(WORDS).logits)
 
 
-@pytest.mark.parametrize("options", [{"use_dora": True}, {"rank_pattern": {"down_proj": 2}}, {"modules_to_save": ["lm_head"]}, {"target_modules": ["embed_tokens", "v_proj"]}, {"target_modules": "all-linear"}])  # fmt: skip
+@pytest.mark.parametrize("options", [{"use_dora": True, "target_modules": ["embed_tokens", "v_proj"]}, {"rank_pattern": {"down_proj": 2}}, {"modules_to_save": ["lm_head"]}, {"target_modules": ["embed_tokens", "v_proj"]}, {"target_modules": "all-linear"}])  # fmt: skip
 def test_other_adapters_of_peft_are_read_and_kept(
     tmp_path: Path, options: dict[str, object]
 ) -> None:
@@ -86,6 +86,7 @@ def test_an_adapter_and_a_configuration_that_disagree_are_refused(adapter: Path)
     for change, text in (
         ({"r": 8}, "has rank 4, the configuration says 8"),
         ({"target_modules": ["q_proj"]}, "is no target of the configuration"),
+        ({"use_dora": True}, r"DoRA is configured, and `.*down_proj` has no lora_magnitude_vector"),
     ):
         file.write_text(json.dumps(config | change))
         with pytest.raises(FamilyError, match=text):
@@ -102,6 +103,17 @@ def test_a_factor_without_its_other_half_is_refused(adapter: Path) -> None:
     save_file(tensors, file)
     with pytest.raises(FamilyError, match=r"lora_A\.weight` has no matching factor B"):
         intarsia.open(adapter)
+
+
+def test_factors_of_dora_without_their_magnitude_are_refused(tmp_path: Path) -> None:
+    """PEFT would load them, with a magnitude of the base model in place of what was trained."""
+    adapted(use_dora=True).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "adapter_model.safetensors")
+    del tensors["base_model.model.model.layers.1.self_attn.q_proj.lora_magnitude_vector"]
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(FamilyError, match=r"1\.self_attn\.q_proj` has no lora_magnitude_vector"):
+        intarsia.open(tmp_path)
+    assert [fault.kind for fault in intarsia.verify(tmp_path).faults] == ["config-contradicts"]
 
 
 def test_an_adapter_beside_a_model_is_left_out_with_its_configuration(

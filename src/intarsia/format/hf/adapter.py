@@ -73,6 +73,7 @@ def _faults(
             factors.setdefault(key, {})[found["which"]] = name
     if not factors:
         yield "LoRA is configured, but no tensor is a LoRA factor", ()
+    whole = {name.removesuffix(".weight") for name in shapes}
     patterns = config.get("rank_pattern")
     ranks = {config.get("r"), *(patterns.values() if isinstance(patterns, dict) else ())}
     for (module, _), pair in factors.items():
@@ -87,6 +88,9 @@ def _faults(
         elif not config.get("target_parameters") and a not in ranks:
             text = f"`{pair['A']}` has rank {a}, the configuration says {config.get('r')}"
             yield text, (pair["A"],)
+        if config.get("use_dora") and f"{module}.lora_magnitude_vector" not in whole:
+            # PEFT makes a new one, of the base model's weights.
+            yield f"DoRA is configured, and `{module}` has no lora_magnitude_vector", ()
     targets = config.get("target_modules")
     if isinstance(targets, list) and targets:
         ends, listed = tuple(f".{target}" for target in targets), ", ".join(sorted(targets))
