@@ -7,12 +7,12 @@ from intarsia.quantised.weight import Quantised
 
 DEQUANTISE = (
     "take the weights as they are (hf or dcp, no --dtype, no --dialect), or dequantise them first:"
-    " load them with Transformers (`dequantize=True` in its quantisation config),"
+    " load them with Transformers (`dequantize=True` in its quantisation config, or `model.dequantize()` of bitsandbytes),"
     " `save_pretrained(…, save_original_format=False)`, and go on from there"
 )
 DIFF = (
     "`intarsia verify A B` compares their bits; for numbers dequantise both first: load them with Transformers"
-    " (`dequantize=True` in its quantisation config) and `save_pretrained(…, save_original_format=False)`"
+    " (`dequantize=True` in its quantisation config, or `model.dequantize()` of bitsandbytes) and `save_pretrained(…, save_original_format=False)`"
 )
 
 

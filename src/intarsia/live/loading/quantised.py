@@ -17,7 +17,7 @@ from intarsia.quantised.refusing import refuse_faults
 
 _HINT = (
     "load into a model that is quantised in the same way, or dequantise the checkpoint first: load"
-    " it with Transformers (`dequantize=True` in its quantisation config) and `save_pretrained(…,"
+    " it with Transformers (`dequantize=True` in its quantisation config, or `model.dequantize()` of bitsandbytes) and `save_pretrained(…,"
     " save_original_format=False)`"
 )
 
