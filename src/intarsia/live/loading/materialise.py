@@ -6,7 +6,7 @@ Buffers that no checkpoint holds are computed by the model's own initialisation,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,12 +14,12 @@ from torch import nn
 
 from intarsia.live.loading.passing_buffers import compute_buffers, passing_buffers
 from intarsia.live.model.holding import is_dtensor
-from intarsia.live.model.own_tensors import own_tensors
+from intarsia.live.model.own_tensors import every_tensor, own_tensors
 
 
 def materialise(model: nn.Module, device: Any = None) -> list[str]:
     """Memory for every meta tensor that a checkpoint fills; the names of buffers left on `meta`."""
-    if not any(x.is_meta for x in _tensors(model)):
+    if not any(x.is_meta for x in every_tensor(model)):
         return []
     modules = [*model.modules()]
     shared, attributes_of = _shared(modules), _attributes(modules)
@@ -71,15 +71,7 @@ def _mesh_device(x: torch.Tensor) -> str | None:
 
 def _device_of(model: nn.Module) -> str:
     """Where the shards of a model are."""
-    return next((where for x in _tensors(model) if (where := _mesh_device(x))), "cpu")
-
-
-def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
-    """Every tensor of a model; Megatron's wrapper has something else under the name `buffers`."""
-    for module in model.modules():
-        for x in (*module._parameters.values(), *module._buffers.values()):
-            if x is not None:
-                yield x
+    return next((where for x in every_tensor(model) if (where := _mesh_device(x))), "cpu")
 
 
 def _shared(modules: Sequence[nn.Module]) -> list[list[tuple[dict[str, Any], str]]]:

@@ -24,7 +24,7 @@ from intarsia.live.model.adapters import added, refuse_merged
 from intarsia.live.model.holding import is_dtensor, memory_of
 from intarsia.live.model.load_hooks import modules_with_hooks
 from intarsia.live.model.names import own_name
-from intarsia.live.model.own_tensors import joined, named_tensors
+from intarsia.live.model.own_tensors import every_tensor, joined, named_tensors
 from intarsia.live.model.wrapper_classes import Wrappers
 
 EXTRA_STATE = "_extra_state"
@@ -199,10 +199,7 @@ def whole_state(module: Any, wrappers: Wrappers) -> AbstractContextManager[Any]:
 
 
 def _held(module: Any) -> Iterator[Any]:
-    for each in module.modules():
-        yield from (
-            x for x in (*each._parameters.values(), *each._buffers.values()) if x is not None
-        )
+    yield from every_tensor(module)
     # FSDP1 with `use_orig_params` has views of its flat parameter in their place.
     yield from module.parameters()
 

@@ -19,6 +19,14 @@ def named_tensors(model: Any, *, remove_duplicate: bool = True) -> Iterator[tupl
         yield from ((joined(path, key), x) for key, x in own_tensors(each))
 
 
+def every_tensor(model: Any) -> Iterator[Any]:
+    """All parameters and buffers; Megatron's wrapper has something else under the name `buffers`."""
+    for module in model.modules():
+        for x in (*module._parameters.values(), *module._buffers.values()):
+            if x is not None:
+                yield x
+
+
 def joined(path: str, key: str) -> str:
     """The full name of what a module has under a key."""
     return f"{path}.{key}" if path else key

@@ -49,7 +49,6 @@ def is_pefts(kind: type) -> bool:
 
 
 def _is_fsdp1(kind: type) -> bool:
-    fsdp = sys.modules.get(
-        "torch.distributed.fsdp"
-    )  # a second to import, and nothing is of it before
+    # It takes a second to import, and nothing is of it before.
+    fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and issubclass(kind, fsdp.FullyShardedDataParallel)

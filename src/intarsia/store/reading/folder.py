@@ -132,9 +132,8 @@ class Folder:
 
     def survey(self, file: str, asked: Asked) -> Surveyed | None:
         """What matrices of a file show that nobody keeps; None where they are to be read to be looked at."""
-        from intarsia.kernel.surveying import (
-            survey_file,
-        )  # only checks of one checkpoint ask for it
+        # Only checks of one checkpoint ask for it.
+        from intarsia.kernel.surveying import survey_file
 
         with self._for_kernel(file, [(x.at, x.nbytes) for x in asked.matrices]) as fd:
             return None if fd is None else survey_file(fd, asked)
