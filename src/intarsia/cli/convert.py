@@ -22,8 +22,7 @@ def run(
     overwrite: Annotated[
         bool,
         options.Option(
-            "--overwrite",
-            "Replace the destination, if it is a checkpoint and holds nothing else.",
+            "--overwrite", "Replace the destination, if it is a checkpoint and holds nothing else."
         ),
     ] = False,
     alone: options.Alone = False,

@@ -52,10 +52,7 @@ Ranges = Mapping[str, Sequence[tuple[int, int]]]
 
 
 def cut_steps(
-    proofs: Sequence[Proven],
-    arrangement: Arrangement,
-    budget: Budget,
-    done: Ranges | None = None,
+    proofs: Sequence[Proven], arrangement: Arrangement, budget: Budget, done: Ranges | None = None
 ) -> list[Step]:
     """Windows of what is not done of the targets, in the order of their bytes and in steps."""
     done = done or {}

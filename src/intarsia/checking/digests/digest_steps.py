@@ -8,14 +8,7 @@ from operator import attrgetter, itemgetter
 
 from intarsia.checking.chunk_places import each_alike
 from intarsia.checking.digests.bands import InBands, bands_of
-from intarsia.checking.digests.step_kinds import (
-    InPlace,
-    Read,
-    RunsOfFile,
-    Together,
-    Whole,
-    Wholes,
-)
+from intarsia.checking.digests.step_kinds import InPlace, Read, RunsOfFile, Together, Whole, Wholes
 from intarsia.checkpoint import Checkpoint
 from intarsia.kernel.library import has_kernel
 from intarsia.mesh import Box
@@ -42,10 +35,7 @@ MOST_BYTES = 4 * LARGE_BYTES
 
 
 def steps_over(
-    checkpoint: Checkpoint,
-    proofs: Proofs,
-    wanted: Mapping[str, Logical],
-    budget: Budget,
+    checkpoint: Checkpoint, proofs: Proofs, wanted: Mapping[str, Logical], budget: Budget
 ) -> list[Step]:
     """The work on a checkpoint, in the order of its bytes, so that a disk reads on and on."""
     steps: list[Step] = []

@@ -28,14 +28,7 @@ from intarsia.format.dcp.metadata import (
 )
 from intarsia.format.dcp.metadata_chunks import chunks_of
 from intarsia.format.dcp.metadata_rows import GETS, OtherwiseError, rows_of
-from intarsia.format.dcp.metadata_write import (
-    END,
-    FRAME,
-    Emitter,
-    memo_of,
-    planned,
-    write_metadata,
-)
+from intarsia.format.dcp.metadata_write import END, FRAME, Emitter, memo_of, planned, write_metadata
 from intarsia.mesh import Box
 from intarsia.planning.chunks import Chunks, Places
 from intarsia.planning.manifest import Entry

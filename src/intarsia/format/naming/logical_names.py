@@ -55,13 +55,7 @@ from intarsia.planning.manifest import Logical, Stored
 from intarsia.planning.problem import Problem, absences
 from intarsia.planning.whole_tensor import WholeTensor
 from intarsia.quantised import Quantised, find_quantised
-from intarsia.state.names import (
-    MASTER,
-    StateName,
-    is_state,
-    of_kind,
-    state_among,
-)
+from intarsia.state.names import MASTER, StateName, is_state, of_kind, state_among
 from intarsia.value import PLAIN
 
 SIDE_FOLDER = "optimizer/"
@@ -142,11 +136,7 @@ def name_tensors(
 
 
 def _mistakable(
-    states: Iterable[Found],
-    sections: Sections,
-    table: Table | None,
-    where: str,
-    complain: Complain,
+    states: Iterable[Found], sections: Sections, table: Table | None, where: str, complain: Complain
 ) -> None:
     """Complain of a tensor that has a name of optimizer state and no form or parameter of such."""
     if not states:

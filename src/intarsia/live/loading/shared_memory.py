@@ -37,12 +37,7 @@ class Overlap:
 
 
 def with_one_source(
-    settled: Settled,
-    manifest: Manifest,
-    tied: Mapping[str, str],
-    budget: Budget,
-    *,
-    strict: bool,
+    settled: Settled, manifest: Manifest, tied: Mapping[str, str], budget: Budget, *, strict: bool
 ) -> Settled:
     """What was settled, where every memory has one content; raise where it has two.
 

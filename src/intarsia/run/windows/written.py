@@ -57,12 +57,7 @@ def parts_of(written: Written, slots: Slots) -> Iterator[Part]:
         size = target.dtype.itemsize
         for each, crc in zip(slots.pattern(target.name).cut(window).boxes, crcs, strict=True):
             yield Part(
-                target.name,
-                each.number,
-                each.first * size,
-                each.box.size * size,
-                crc,
-                each.whole,
+                target.name, each.number, each.first * size, each.box.size * size, crc, each.whole
             )
 
 

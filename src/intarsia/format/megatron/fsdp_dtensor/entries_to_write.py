@@ -19,9 +19,7 @@ from intarsia.format.megatron.configuration.written_arguments import (
     arguments_with,
 )
 from intarsia.format.megatron.frame import COUNTERS, SCHEDULER
-from intarsia.format.megatron.fsdp_dtensor.entries import (
-    arguments_in,
-)
+from intarsia.format.megatron.fsdp_dtensor.entries import arguments_in
 from intarsia.format.megatron.fsdp_dtensor.keys import (
     GROUP,
     MODEL,
