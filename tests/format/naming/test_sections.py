@@ -10,8 +10,9 @@ import pytest
 from intarsia.errors import FamilyError, SectionError, UsageError
 from intarsia.format.naming.sections import Sections, divide
 from intarsia.format.naming.wrappers import bare, unwrapped
-from intarsia.format.optimizer_state.optimizer_names import State, owner, roots_of, state_in
+from intarsia.format.optimizer_state.optimizer_names import owner, roots_of, state_in
 from intarsia.planning.inventory import Fate, Role
+from intarsia.state.names import StateName
 
 NAMES = (
     "model.embed.weight",
@@ -229,7 +230,7 @@ def test_an_optimizer_is_known_by_its_form(root: str, objects: bool) -> None:
     held = {f"{root}state.model.w.exp_avg": (2, 3), f"{root}state.model.w.step": ()}
     entries = [f"{root}param_groups.0.lr"] if objects else []
     assert roots_of(STATE | held, entries) == (root,)
-    assert state_in(f"{root}state.model.w.exp_avg", root) == State("model.w", "exp_avg")
+    assert state_in(f"{root}state.model.w.exp_avg", root) == StateName("exp_avg", "model.w")
     assert owner([root])("model.w") is None
 
 

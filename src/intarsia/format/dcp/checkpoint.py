@@ -177,9 +177,9 @@ def numbers_in(
         return {}, False, None
     tensors = metadata.tensors
     states = [
-        NumberedState(name, state.param, tensors[name].shape)
+        NumberedState(name, state.parameter, tensors[name].shape)
         for name, of in sections.state.items()
-        if of == root and (state := state_in(name, root)) and state.param.isdecimal()
+        if of == root and (state := state_in(name, root)) and state.parameter.isdecimal()
     ]
     groups = group_lists(folder, metadata, root)
     if not states and not any(type(n) is int for g in groups for n in g.get("params") or ()):

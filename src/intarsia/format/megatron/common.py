@@ -46,7 +46,7 @@ def read_common(folder: Folder, metadata: Metadata) -> dict[str, Any]:
             hint=f"restore {COMMON_FILE} from the save",
             kind="common-missing",
         )
-    state = state_in(data, where)
+    state = read_state(data, where)
     if not isinstance(state, dict):
         raise FormatError(f"the common state is not a dictionary - at {where}")
     return state
@@ -55,11 +55,11 @@ def read_common(folder: Folder, metadata: Metadata) -> dict[str, Any]:
 def common_in(entries: Mapping[str, bytes]) -> dict[str, Any]:
     """The common state of `torch_dist` among entries, as inert values; empty where there is none."""
     data = entries.get(COMMON_OBJECT)
-    state = None if data is None else state_in(data, COMMON_OBJECT)
+    state = None if data is None else read_state(data, COMMON_OBJECT)
     return state if isinstance(state, dict) else {}
 
 
-def state_in(data: bytes, where: str) -> Any:
+def read_state(data: bytes, where: str) -> Any:
     """What an archive of the common state holds: a sharded object is saved as a list of one."""
     state = read_object(data, where)
     return state[0] if isinstance(state, list) and len(state) == 1 else state

@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 from intarsia.errors import FormatError, IntarsiaError, few
 from intarsia.format.complaint import Complaint
-from intarsia.format.megatron.common import state_in
+from intarsia.format.megatron.common import read_state
 from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT, TRACKER, tracked_folder
 from intarsia.planning.manifest import Manifest
 from intarsia.store.reading.folder import Folder
@@ -24,7 +24,7 @@ def misplaced_iteration(src: Manifest, folder: Folder) -> Iterator[Complaint]:
     named = re.fullmatch(r"iter_(\d+)", home)
     for where, data in _common_states(src, folder) if named else ():
         try:
-            state = state_in(data, where)
+            state = read_state(data, where)
         except FormatError:
             continue  # reported as a damaged entry
         counted = state.get("iteration") if isinstance(state, dict) else None

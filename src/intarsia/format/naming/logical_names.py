@@ -204,16 +204,13 @@ class _Names:
         return found
 
     def _state(self, key: str, root: str, known: Any) -> str | None:
-        state = state_in(key, root)
-        if root != self.sections.optimizer:
+        by_root = state_in(key, root)
+        state = by_root or StateName.of(key)
+        if root != self.sections.optimizer or state is None:
             return self.sections.entry(key)
-        if state is not None:
-            param = self.numbers.get(state.param) or self._param(state.param, known)
-            return str(StateName(state.kind, param)) if param is not None else None
-        if ours := StateName.of(key):
-            param = self._param(ours.parameter, known)
-            return str(StateName(ours.kind, param)) if param is not None else None
-        return self.sections.entry(key)
+        param = self.numbers.get(state.parameter) if by_root else None
+        param = param or self._param(state.parameter, known)
+        return str(StateName(state.kind, param)) if param is not None else None
 
     def _param(self, name: str, known: Any) -> str | None:
         """A parameter's own name; None where it is another section's."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
 
 from intarsia.errors import FormatError
 from intarsia.format.naming.wrappers import bare
@@ -23,13 +22,6 @@ NUMBERED = "the optimizer's state is numbered, and nothing says which parameter 
 _STATE = re.compile(r"(?:^|(?<=\.))state\.(?P<param>.+)\.(?P<kind>[A-Za-z_0-9]+)$")
 _GROUPS = re.compile(r"(?:^|(?<=\.))param_groups(?=\.|$)")
 _WORD = re.compile(r"(?:^|\.)[^.]*optim[^.]*\.$", re.IGNORECASE)
-
-
-class State(NamedTuple):
-    """The parameter that a tensor is the state of, and which state of it."""
-
-    param: str
-    kind: str
 
 
 def may_have_roots(names: Iterable[str]) -> bool:
@@ -43,7 +35,7 @@ def roots_of(tensors: Mapping[str, Shape], objects: Iterable[str]) -> tuple[str,
     found: dict[str, None] = {}
     named = (n for n in (*tensors, *objects) if "param_groups" in n)
     grouped = {n[: m.start()] for n in named if (m := _GROUPS.search(n))}
-    open_: dict[str, list[tuple[State, Shape]]] = {}
+    open_: dict[str, list[tuple[str, Shape]]] = {}
     for name, shape in tensors.items():
         if root := _named_root(name):
             found.setdefault(root)
@@ -52,7 +44,7 @@ def roots_of(tensors: Mapping[str, Shape], objects: Iterable[str]) -> tuple[str,
             if root in grouped:
                 found.setdefault(root)
             else:
-                open_.setdefault(root, []).append((State(m["param"], m["kind"]), shape))
+                open_.setdefault(root, []).append((m["param"], shape))
     found |= dict.fromkeys(sorted(grouped - found.keys()))
     found |= dict.fromkeys(_of_tensors(open_, tensors))
     return tuple(found)
@@ -71,7 +63,7 @@ def _named_root(name: str) -> str | None:
 
 
 def _of_tensors(
-    roots: Mapping[str, list[tuple[State, Shape]]], tensors: Mapping[str, Shape]
+    roots: Mapping[str, list[tuple[str, Shape]]], tensors: Mapping[str, Shape]
 ) -> Iterator[str]:
     """The roots all of whose states are those of tensors in the same checkpoint."""
     if not roots:
@@ -82,15 +74,15 @@ def _of_tensors(
         for k in range(len(words)):
             ends.setdefault(".".join(words[k:]), set()).add(shape)
     for root, held in roots.items():
-        shapes = [(ends.get(bare(state.param), set()), shape) for state, shape in held]
+        shapes = [(ends.get(bare(param), set()), shape) for param, shape in held]
         if all(known and (not shape or shape in known) for known, shape in shapes):
             yield root
 
 
-def state_in(name: str, root: str) -> State | None:
+def state_in(name: str, root: str) -> StateName | None:
     """The state that a name below a root is; None for what else an optimizer keeps."""
     m = _STATE.match(name, len(root))
-    return State(m["param"], m["kind"]) if m and name.startswith(root) else None
+    return StateName(m["kind"], m["param"]) if m and name.startswith(root) else None
 
 
 def owner(roots: Iterable[str]) -> Callable[[str], str | None]:
