@@ -7,12 +7,11 @@ that begin anew, so they travel together, and only where every tensor of the mod
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from intarsia.format.folder.inventory import is_training
+from intarsia.format.folder.side_files import leaving_out
 from intarsia.format.registry import format_named
 from intarsia.format.request import Request, Wanted
-from intarsia.planning.inventory import Fate, Item, Role, left_out
+from intarsia.planning.inventory import Fate, Role, left_out
 from intarsia.planning.manifest import Manifest
 from intarsia.state.names import is_state
 
@@ -26,16 +25,8 @@ def settle_files(
     if not held or not why:
         return src, ()
     lost = {item.name for item in held}
-
-    def settled(item: Item) -> Item:
-        return replace(item, fate=Fate.LEFT_OUT, why=why) if item.name in lost else item
-
     note = f"training state is left out ({', '.join(sorted(lost))}): {why}"
-    return replace(
-        src,
-        inventory=tuple(map(settled, src.inventory)),
-        sides=tuple(side for side in src.sides if side.name not in lost),
-    ), (note,)
+    return leaving_out(src, lost, why), (note,)
 
 
 def _unlike(src: Manifest, request: Request, wanted: Wanted) -> str:

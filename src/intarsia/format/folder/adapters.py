@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
-
 from intarsia.errors import UsageError
 from intarsia.format.base import Format
+from intarsia.format.hf.weight_sets import ADAPTER, stem_of_file
 from intarsia.planning.manifest import Manifest
 
 CONFIG = "adapter_config.json"
-_WEIGHTS = re.compile(r"adapter_model(-\d{5,}-of-\d{5,})?\.safetensors")
 
 
 def is_adapter(src: Manifest) -> bool:
     """Whether a checkpoint holds an adapter and no model, in its own files or converted."""
-    if any(map(_WEIGHTS.fullmatch, src.files)):
+    if any(f.endswith(".safetensors") and stem_of_file(f) == ADAPTER for f in src.files):
         return True
     sides = {side.name for side in src.sides}
     return CONFIG in sides and "config.json" not in sides

@@ -38,13 +38,11 @@ def is_of_the_run(key: Any, x: Any, y: Any) -> bool:
 
 def plain_object(name: str, data: bytes) -> Any:
     """An object as plain values; `DROPPED` where it is none."""
-    from intarsia.format.megatron.common import arguments_of  # few checkpoints hold objects
+    from intarsia.format.megatron.common import arguments_of, read_state  # few have objects
     from intarsia.format.torch_file.torch_zip import read_object
 
     try:
-        value = read_object(data, name)
-        if isinstance(value, list) and len(value) == 1 and name == COMMON_OBJECT:
-            value = value[0]
+        value = (read_state if name == COMMON_OBJECT else read_object)(data, name)
         if name == ARGUMENTS:
             value = arguments_of({ARGUMENTS: value})
         return plain(value)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
 from intarsia.dtypes import BY_TORCH, DType
 from intarsia.errors import FormatError, UnsafeError, UsageError
 from intarsia.format.strict_json import parse_json
-from intarsia.planning.manifest import Side
+from intarsia.planning.inventory import Fate
+from intarsia.planning.manifest import Manifest, Side
 from intarsia.store.address import named
 from intarsia.store.reading.folder import Folder
 from intarsia.store.reading.lookup import exists, given, is_file, is_folder, is_link, real
@@ -43,6 +45,16 @@ def check_sides(sides: Sequence[Side]) -> None:
                 f"{path} is a link to {to}, which is outside of the checkpoint; it is not copied",
                 hint="replace the link by the file if it belongs to the model, or remove the link",
             )
+
+
+def leaving_out(src: Manifest, files: Collection[str], why: str) -> Manifest:
+    """The manifest with these files left out of what is copied, for a reason."""
+    items = (
+        replace(i, fate=Fate.LEFT_OUT, why=why) if i.kind == "file" and i.name in files else i
+        for i in src.inventory
+    )
+    sides = (side for side in src.sides if side.name not in files)
+    return replace(src, inventory=tuple(items), sides=tuple(sides))
 
 
 def config_of(root: PurePath) -> Mapping[str, Any] | None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
 from intarsia.errors import FamilyError
 from intarsia.family.config.meaning import contradictions
-from intarsia.format.folder.side_files import CONFIG, config_of, read_config
-from intarsia.planning.inventory import Fate, Item
+from intarsia.format.folder.side_files import CONFIG, config_of, leaving_out, read_config
 from intarsia.planning.manifest import Manifest
 from intarsia.store.address import named
 
@@ -44,14 +42,5 @@ def with_config_used(manifest: Manifest) -> Manifest:
         return manifest
     if read_config(named(side.path)) == manifest.config:
         return manifest
-
-    def settled(item: Item) -> Item:
-        unused = item.kind == "file" and item.name in (CONFIG, f"../{CONFIG}")
-        why = "the configuration that was given is written in its place"
-        return replace(item, fate=Fate.LEFT_OUT, why=why) if unused else item
-
-    return replace(
-        manifest,
-        inventory=tuple(map(settled, manifest.inventory)),
-        sides=tuple(each for each in manifest.sides if each is not side),
-    )
+    why = "the configuration that was given is written in its place"
+    return leaving_out(manifest, (CONFIG, f"../{CONFIG}"), why)
