@@ -31,6 +31,11 @@ EXTRA_STATE = "_extra_state"
 """The last word under which `get_extra_state` stands in a state dict."""
 
 
+def is_extra_state(name: str) -> bool:
+    """Whether a name of a state dict is that of what a module gave by `get_extra_state`."""
+    return name.rpartition(".")[2] == EXTRA_STATE
+
+
 def is_module(x: Any) -> bool:
     """Whether something is a torch module, known by what it offers."""
     return hasattr(x, "state_dict") and hasattr(x, "named_modules")
@@ -71,7 +76,7 @@ class ModuleState:
         """The tensors, by name; raise where something is neither a tensor nor extra state."""
         found = {}
         for key, x in self.state.items():
-            if key.rpartition(".")[2] == EXTRA_STATE:
+            if is_extra_state(key):
                 continue
             if not isinstance(x, torch.Tensor):
                 raise UsageError(
@@ -85,8 +90,7 @@ class ModuleState:
     @property
     def extra(self) -> dict[str, Any]:
         """What modules gave by `get_extra_state`, by name."""
-        last = (key for key in self.state if key.rpartition(".")[2] == EXTRA_STATE)
-        return {self.names[key]: self.state[key] for key in last}
+        return {self.names[key]: x for key, x in self.state.items() if is_extra_state(key)}
 
     @property
     def adapters(self) -> dict[str, bool]:

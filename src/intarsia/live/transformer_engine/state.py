@@ -33,11 +33,10 @@ from torch.optim import Optimizer
 
 from intarsia.errors import CoverageError, LayoutError, few
 from intarsia.format.registry import live_format
+from intarsia.live.model.module_state import is_extra_state
 from intarsia.placement import Strided, boxes, from_torch
 from intarsia.store.address import named
 from intarsia.store.reading.folder import Folder
-
-EXTRA = "_extra_state"
 
 
 def model_state(
@@ -53,7 +52,7 @@ def model_state(
     return {
         name: _boxed(value)
         for name, value in state.items()
-        if not _is_extra(name)
+        if not is_extra_state(name)
         or (extra_state and (held is None or any(f".{k}".endswith(f".{name}") for k in held)))
     }
 
@@ -80,7 +79,7 @@ def set_state(module: nn.Module, optimizer: Optimizer | None, state: Mapping[str
     Only `_extra_state` may be absent.
     """
     given, wanted = set(state["model"]), set(get_model_state_dict(module))
-    lost = sorted(name for name in wanted - given if not _is_extra(name))
+    lost = sorted(name for name in wanted - given if not is_extra_state(name))
     if lost or given - wanted:
         raise CoverageError(
             f"the state lacks {len(lost)} of {len(wanted)} entries of the model"
@@ -91,10 +90,6 @@ def set_state(module: nn.Module, optimizer: Optimizer | None, state: Mapping[str
     set_model_state_dict(module, dict(state["model"]), options=StateDictOptions(strict=False))
     if optimizer is not None:
         set_optimizer_state_dict(module, optimizer, dict(state["optim"]))
-
-
-def _is_extra(name: str) -> bool:
-    return name.rpartition(".")[2] == EXTRA
 
 
 def _keys(folder: PurePath) -> set[str]:
@@ -160,12 +155,7 @@ def _boxed(value: Any) -> Any:
             f"placements {value.placements} give the rank at {place} {count} elements of"
             f" {list(value.shape)}, it holds {part.numel()}"
         )
-    views = {}
-    for at, to in found:
-        view = part
-        for axis, (start, size) in enumerate(zip(at.offsets, at.shape, strict=True)):
-            view = view.narrow(axis, start, size)
-        views[torch.Size(to.offsets)] = view
+    views = {torch.Size(to.offsets): part[at.slices] for at, to in found}
     held = _Boxes(value.shape, views)
     part.__create_write_items__ = held.write_items
     part.__create_chunk_list__ = held.chunks
