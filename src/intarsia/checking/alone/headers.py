@@ -12,7 +12,7 @@ from intarsia.checking.naming import place_of
 from intarsia.errors import FamilyError, IntarsiaError, SectionError, few
 from intarsia.family import Table, table_for
 from intarsia.format.complaint import Complaint
-from intarsia.format.naming.logical_names import members_of
+from intarsia.format.naming.spelling import members_of
 from intarsia.format.registry import format_named, read_manifest
 from intarsia.frozen import frozen_open
 from intarsia.opened.model_names import compared_with_model

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import (
     Callable,
     Collection,
-    Container,
     Iterable,
     Iterator,
     Mapping,
@@ -18,7 +17,6 @@ from collections.abc import (
     Set,
 )
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 from intarsia.dtypes import BY_NAME
@@ -26,7 +24,6 @@ from intarsia.errors import FamilyError, IntarsiaError, few
 from intarsia.family import Known, Table, table_for
 from intarsia.family.optional_parts import must_be_there
 from intarsia.format.complaint import Complain, Complaint, refuse
-from intarsia.format.naming.find_sections import explained
 from intarsia.format.naming.foreign_names import refuse_foreign
 from intarsia.format.naming.named_tensors import (
     Found,
@@ -40,7 +37,8 @@ from intarsia.format.naming.named_tensors import (
 )
 from intarsia.format.naming.quantised_names import PartRules, misfits, stood_for
 from intarsia.format.naming.sections import Sections, divide
-from intarsia.format.naming.wrappers import bare, unwrapped
+from intarsia.format.naming.spelling import Spelling
+from intarsia.format.naming.wrappers import bare
 from intarsia.format.optimizer_state.optimizer_names import (
     is_numbered_name,
     state_in,
@@ -99,7 +97,7 @@ def name_tensors(
     table = table_for(config)
     if sections is None:
         sections = divided(tensors, config, where, section)
-    spelled = _Names(sections, table, numbers or {}).spelled(listed)
+    spelled = Spelling(sections, table, numbers or {}).of_all(listed)
     weights = tensors if spelled is listed else {s.name: s for s in spelled}
     states = [s for s in spelled if is_state(s.name)] if state_among(weights) else []
     _mistakable(states, sections, table, where, complain)
@@ -178,64 +176,6 @@ def divided(
         chosen=section,
         **more,
     )
-
-
-@frozen_open
-class _Names:
-    """The names of stored tensors, once sections and wrappers are taken off."""
-
-    sections: Sections
-    table: Table | None
-    numbers: Mapping[str, str]
-
-    def spelled(self, listed: list[Found]) -> list[Found]:
-        """Each stored tensor that is read, under its name; state with the kind before the parameter."""
-        known = self.table.known if self.table else self._held
-        names, state = self.sections.names, self.sections.state
-        if not state and [s.name for s in listed] == [*names] == [*names.values()]:
-            return listed
-        found: list[Found] = []
-        for s in listed:
-            key = s.name
-            root = state.get(key)
-            name = names.get(key) if root is None else self._state(key, root, known)
-            if name is not None:
-                found.append(s if name == key else replace(as_stored(s), name=name))
-        return found
-
-    def _state(self, key: str, root: str, known: Any) -> str | None:
-        by_root = state_in(key, root)
-        state = by_root or StateName.of(key)
-        if root != self.sections.optimizer or state is None:
-            return self.sections.entry(key)
-        param = self.numbers.get(state.parameter) if by_root else None
-        param = param or self._param(state.parameter, known)
-        return str(StateName(state.kind, param)) if param is not None else None
-
-    def _param(self, name: str, known: Any) -> str | None:
-        """A parameter's own name; None where it is another section's."""
-        plain = bare(name)
-        if self.sections.foreign and plain.startswith(self.sections.foreign):
-            return None
-        if self.table is not None:
-            found = explained(plain, known) or self._beside(plain)
-            return found[1] if found else plain
-        for prefix in ("", *self.sections.prefixes):
-            if plain.startswith(prefix) and (hit := unwrapped(plain[len(prefix) :], known)):
-                return hit
-        return plain
-
-    def _beside(self, plain: str) -> tuple[str, str] | None:
-        """A weight that no table knows, such as an adapter's: without what stands before the section's names."""
-        if not (found := explained(plain, self._held)):
-            return None
-        return (
-            found if any(f".{p}".endswith(f".{found[0]}") for p in self.sections.prefixes) else None
-        )
-
-    @cached_property
-    def _held(self) -> frozenset[str]:
-        return frozenset(self.sections.names.values())
 
 
 def _rule_of(parts: PartRules, known: Known | None) -> Callable[[WholeTensor], Rule]:
@@ -354,21 +294,6 @@ def _by_member(
         return
     for member in map(of_kind(state.kind), fused.layout.tensors):
         yield member, replace(as_stored(s), name=member, layout=Layout.of(member, ()))
-
-
-def members_of(
-    name: str, table: Table | None, held: Container[str] = frozenset()
-) -> tuple[str, ...]:
-    """The logical tensors that a parameter holds, whatever wrappers put before its name.
-
-    Of what no table knows, such as adapters, they are those that a checkpoint has `held`.
-    """
-    plain = bare(name)
-    if table is None:
-        return (plain,)
-    if hit := explained(plain, table.known):
-        return table.known[hit[1]].layout.tensors
-    return ((explained(plain, held) or ("", plain))[1],)
 
 
 def common_dtype(listed: Sequence[Found]) -> Any:

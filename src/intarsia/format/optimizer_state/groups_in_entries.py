@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from intarsia.family import table_for
 from intarsia.format.megatron.common import common_in
 from intarsia.format.megatron.optimizer.groups import FROM_TORCH
-from intarsia.format.naming.logical_names import members_of
+from intarsia.format.naming.spelling import members_of
 from intarsia.format.optimizer_state.parameter_groups import (
     Groups,
     flat_entries,

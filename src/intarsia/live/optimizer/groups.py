@@ -14,7 +14,7 @@ import torch
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, UsageError
 from intarsia.family import Param, table_for
-from intarsia.format.naming.logical_names import members_of
+from intarsia.format.naming.spelling import members_of
 from intarsia.format.naming.wrappers import bare
 from intarsia.format.optimizer_state.parameter_groups import (
     MEMBERS,
