@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from itertools import chain
-from typing import Any, Protocol
+from typing import Protocol
 
 from intarsia.dtypes import DType
 from intarsia.frozen import frozen, frozen_open
@@ -144,8 +144,8 @@ class Quantised:
     order: tuple[int, ...] = ()
 
     @staticmethod
-    def of(weights: Iterable[QuantisedWeight], *more: Any) -> Quantised:
-        """Weights that are all of one scheme; `more` are the faults and the remarks."""
+    def of(weights: Iterable[QuantisedWeight]) -> Quantised:
+        """Weights that are all of one scheme."""
         kinds: dict[Hashable, Alike] = {}
         order = []
         for w in weights:
@@ -153,10 +153,7 @@ class Quantised:
             kind.names.append((w.of, tuple(part.name for part in w.parts)))
             order.append(w.template)
         numbers = {template: k for k, template in enumerate(kinds)}
-        faults, notes = more or ((), ())
-        return Quantised(
-            tuple(kinds.values()), faults, notes, tuple(numbers[template] for template in order)
-        )
+        return Quantised(tuple(kinds.values()), order=tuple(map(numbers.__getitem__, order)))
 
     def __bool__(self) -> bool:
         return bool(self.alike or self.faults)
