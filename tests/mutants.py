@@ -154,7 +154,7 @@ MUTANTS = [
         [f"{ENGINE}::test_a_stacked_weight_computes_as_it_did_and_its_gradient_arrives"],
     )),
     *of("D", "live/transformer_engine/state.py",
-        ("extra state is always kept", "if not _is_extra(name)\n", "if True\n",
+        ("extra state is always kept", "if not is_extra_state(name)\n", "if True\n",
          [f"{ENGINE}::test_a_state_that_lacks_a_weight_is_refused"]),
         ("a weight that is absent is skipped", "if lost or given - wanted:", "if False:",
          [f"{ENGINE}::test_a_state_that_lacks_a_weight_is_refused"]),
