@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import intarsia
 from intarsia.errors import FamilyError, UsageError
 from intarsia.planning.inventory import left_out
-from tests.checkpoints import assert_same
+from tests.checkpoints import assert_same, write_dcp
 
 WORDS = torch.arange(10).reshape(1, 10)
 
@@ -62,6 +63,19 @@ def test_peft_loads_what_became_of_an_adapter(adapter: Path, tmp_path: Path, thr
     assert_same(load_file(tmp_path / "last" / file), load_file(adapter / file))
     assert torch.equal(logits(tmp_path / "last"), logits(adapter))
     assert not torch.equal(logits(adapter), base()(WORDS).logits)
+
+
+def test_an_adapter_that_was_saved_sharded_needs_its_configuration_beside_it(
+    adapter: Path, tmp_path: Path
+) -> None:
+    held = load_file(adapter / "adapter_model.safetensors")
+    src, file = write_dcp(tmp_path / "src", {"model": held}), adapter / "adapter_config.json"
+    with pytest.raises(UsageError, match="of a PEFT adapter, not of a model") as refused:
+        intarsia.convert(src, tmp_path / "out", to="hf", config=file)
+    assert "put it into the folder of the adapter as adapter_config.json" in str(refused.value)
+    shutil.copy(file, src)
+    intarsia.convert(src, tmp_path / "out", to="hf")
+    assert torch.equal(logits(tmp_path / "out"), logits(adapter))
 
 
 @pytest.mark.parametrize("options", [{"use_dora": True, "target_modules": ["embed_tokens", "v_proj"]}, {"rank_pattern": {"down_proj": 2}}, {"modules_to_save": ["lm_head"]}, {"target_modules": ["embed_tokens", "v_proj"]}, {"target_modules": "all-linear"}])  # fmt: skip

@@ -37,6 +37,12 @@ def adapter(folder: Path, rank: int = 4, **config: object) -> Path:
     return folder
 
 
+@refusal("An adapter's configuration in place of a model's", area="folders")
+def adapters_configuration(tmp: Path) -> None:
+    source = write_dcp(tmp / "saved", TENSORS)
+    intarsia.open(source, adapter(tmp / "adapter") / "adapter_config.json")
+
+
 @refusal("A run with two series of checkpoints", area="folders")
 def two_series(tmp: Path) -> None:
     for name in ("step-100", "step-200", "ema-200"):

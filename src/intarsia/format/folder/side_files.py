@@ -72,7 +72,13 @@ def config_given(path: str | PurePath) -> Mapping[str, Any]:
             f"the configuration {at} does not exist",
             hint="give the path of a config.json, or of the folder that has one",
         )
-    return read_config(at)
+    config = read_config(at)
+    if "peft_type" in config:
+        raise UsageError(
+            f"{at} is the configuration of a PEFT adapter, not of a model",
+            hint="put it into the folder of the adapter as adapter_config.json, and leave --config out",
+        )
+    return config
 
 
 def read_config(path: PurePath) -> Mapping[str, Any]:
