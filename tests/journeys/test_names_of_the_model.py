@@ -22,8 +22,9 @@ from transformers import (
 
 import intarsia
 from intarsia.errors import ForeignNamesError, SectionError
-from tests.checkpoints import assert_same, read_hf, write_dcp, write_hf
+from tests.checkpoints import assert_same, llama_config, read_hf, write_dcp, write_hf
 from tests.checkpoints import intarsia as command
+from tests.checkpoints import model as model_of
 
 
 def model(seed: int = 0) -> Ernie4_5_MoeForCausalLM:
@@ -144,6 +145,23 @@ def test_a_folder_that_transformers_finds_nothing_in_is_not_sound(
         intarsia.load(wrong, into=fresh)
         assert_same(fresh.state_dict(), net.state_dict())
         assert intarsia.verify(tmp_path / "right"), "whatever was loaded before"
+
+
+@pytest.mark.parametrize("word", ["_checkpoint_wrapped_module", "_orig_mod", "module"])
+def test_a_folder_of_which_transformers_finds_a_part_is_not_sound(
+    tmp_path: Path, word: str
+) -> None:
+    """Layers that were wrapped one by one, as activation checkpointing and compilation do."""
+    config = llama_config()
+    tensors = {n.replace("layers.1.", f"layers.1.{word}."): x for n, x in model_of(config).items()}
+    wrong = write_hf(tmp_path / "wrong", tensors, config)
+    _, info = AutoModelForCausalLM.from_pretrained(wrong, output_loading_info=True)
+    (fault,) = intarsia.verify(wrong).faults
+    assert fault.kind == "names-foreign"
+    assert f"{len(info['missing_keys'])} of {len(tensors)} tensors do not have a name" in fault.text
+    intarsia.convert(wrong, tmp_path / "out", to="hf")
+    assert intarsia.verify(tmp_path / "out")
+    assert_same(read_hf(tmp_path / "out"), model_of(config))
 
 
 def test_what_was_loaded_before_changes_nothing_of_another_checkpoint_of_the_model(

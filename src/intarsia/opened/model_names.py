@@ -40,6 +40,7 @@ def compared_with_model(src: Manifest, *, on_disk: bool = False) -> Manifest:
     if config["model_type"] in model_types():
         if on_disk:
             check_hub_names((s.on_disk for s in _weights(src)), src, _CONVERT)
+            _check_wrapped(src)
         return src
     weights = [*_weights(src)]
     names = [s.on_disk if on_disk else s.name for s in weights]
@@ -99,6 +100,17 @@ def check_hub_names(names: Iterable[str], src: Manifest, step: str) -> None:
         w.of in held for w in src.quantised.weights if w.main.name in strange for held in rows
     ):
         raise foreign_names(strange, table.family, src.path, step=step)
+
+
+def _check_wrapped(src: Manifest) -> None:
+    """Raise where wrappers stand in some names of a family with a table, by which Transformers misses these."""
+    table, weights = table_for(src.config), [*_weights(src)]
+    if table is None:
+        return
+    known = {n for d, held in table.dialects.items() if d not in MEGATRON for n in held}
+    lost = [s.on_disk for s in weights if s.on_disk not in known and s.name in known]
+    if lost:
+        raise foreign_names(lost, table.family, src.path, step=_CONVERT, of=len(weights))
 
 
 def _weights(src: Manifest) -> Iterator[Stored]:

@@ -51,16 +51,24 @@ def refuse_foreign(names: Iterable[str], table: Table, where: str) -> None:
 
 
 def foreign_names(
-    names: Sequence[str], family: str, where: str, *, table: Table | None = None, step: str = ""
+    names: Sequence[str],
+    family: str,
+    where: str,
+    *,
+    table: Table | None = None,
+    step: str = "",
+    of: int = 0,
 ) -> ForeignNamesError:
-    """None of the names is the model's; `step` is what to do, where the caller knows it."""
+    """None of the names is the model's, `of` how many if not of all; `step` is what to do, where the caller knows it."""
     kind, usual = ("", "") if step else _dialect(names, table)
     shown = few([f"`{name}`" for name in names], 3)
     homes = ", in Transformers or in Megatron" if table else " or in Transformers"
+    count = f"none of the {len(names)} tensors has"
+    if of:
+        count = f"{len(names)} of {of} tensors do not have"
     step = step or usual or "if the configuration is another model's, give the right one"
     return ForeignNamesError(
-        f"none of the {len(names)} tensors has a name that {family} has on the hub{homes}{kind}:"
-        f" {shown} - at {where}",
+        f"{count} a name that {family} has on the hub{homes}{kind}: {shown} - at {where}",
         hint=f"{step}; or {_BY_NAME}",
     )
 
