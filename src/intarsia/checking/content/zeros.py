@@ -48,8 +48,8 @@ def zero_block(
     """Rows or columns of a matrix that are all zero, just so many as are a rank's share."""
     if not matrix.zero_rows and not matrix.zero_columns:
         return
-    unit, place = matrix.unit, matrix.unit.place
-    if min(unit.rows, unit.columns) < 2 or not stats.item.stored.dtype.floating:
+    unit, place, stored = matrix.unit, matrix.unit.place, stats.item.stored
+    if min(unit.rows, unit.columns) < 2 or not stored.dtype.floating:
         return
     if place.is_moment and place.is_rare:
         return  # tokens that never came and experts that were never chosen have none
@@ -61,19 +61,24 @@ def zero_block(
         ("columns", matrix.zero_columns, matrix.zero_column_count, unit.columns, unit.rows),
     ):
         chunks = [r for r in runs if word == "rows" and _is_a_chunk(stats, r)]
-        whole = {*chunks, *(r for r in runs if is_share(*r, length))}
-        for lo, hi in runs if word == "columns" or by_row else ():
+        tokens = (
+            stored.layout.mapped // across if place.is_vocabulary and word == "rows" else length
+        )
+        reach = [(lo, length if hi == tokens else hi) for lo, hi in runs]  # into rows that pad
+        whole = {*chunks, *(r for r, to in zip(runs, reach, strict=True) if is_share(*to, length))}
+        for (lo, hi), (_, end) in zip(runs, reach, strict=True):
+            if word == "rows" and not by_row:
+                break
             chunk = (lo, hi) in chunks and not place.is_vocabulary
-            enough = hi - lo >= max(_FEWEST_ROWS, length // share) and is_share(lo, hi, length)
-            if not (chunk and hi - lo >= 2) and not (enough and not _is_scattered(runs, length)):
+            enough = hi - lo >= max(_FEWEST_ROWS, length // share) and is_share(lo, end, length)
+            if not (chunk and hi - lo >= 2) and not (enough and not _is_scattered(reach, length)):
                 continue
-            single = count - sum(end - start for start, end in {*whole, (lo, hi)})
+            single = count - sum(b - a for a, b in {*whole, (lo, hi)})
             if may_be_zero(hi - lo, single, length - (hi - lo), length):
                 continue
-            trailing = place.is_vocabulary and word == "rows" and hi == length
-            if trailing and is_padding(hi - lo, length, padded):
+            trailing = place.is_vocabulary and word == "rows" and end == length
+            if trailing and is_padding(end - lo, length, padded, length - tokens):
                 continue
-            stored = stats.item.stored
             if word == "rows" and any(x.has_rows(stored, unit, lo, hi) for x in meant):
                 continue
             if word == "columns" and meant[0].has_columns(stored, unit, lo, hi):
@@ -113,15 +118,17 @@ def is_share(lo: int, hi: int, length: int) -> bool:
     return False
 
 
-def is_padding(count: int, length: int, padded: bool) -> bool:
+def is_padding(count: int, length: int, padded: bool, known: int = 0) -> bool:
     """Whether so many zero rows at the end of a vocabulary pad it, and are no rank's equal share.
 
-    >>> is_padding(28, 128, False), is_padding(32, 128, False)
-    (True, False)
+    `known` rows are padding by the configuration; without any, its size is not known.
+
+    >>> is_padding(28, 128, False), is_padding(32, 128, False), is_padding(32, 128, True, 28)
+    (True, False, False)
     """
-    if padded:
-        return count <= _MEGATRON_PADS_TO
     share = length % count == 0 and length // count <= _FEW_RANKS
+    if padded:
+        return count <= _MEGATRON_PADS_TO and not (share and 0 < known < count)
     return count < _PADS_TO and not share and 2 * count < length
 
 
