@@ -93,3 +93,16 @@ def test_a_file_s_tensors_are_zero_only_where_each_of_them_is(tmp_path: Path) ->
     b["w2"][3, 3] = 1
     found = compared(tmp_path / "nearly", a, b, files=2)
     assert not any("are zero" in fault.text for fault in found.faults)
+
+
+def test_small_numbers_that_were_lost_are_not_rounded_ones(tmp_path: Path) -> None:
+    """A second moment is below what 8 bits hold, so that rounding would make zeros of it too."""
+    x = normal_tensor((64, 16), torch.float32) ** 2 * 1e-4
+    y = x.clone()
+    y[40:] = 0
+    for a, b in ((x, y), (y, x)):
+        (fault,) = compared(tmp_path / f"{a is x}", {"w": a}, {"w": b}).faults
+        assert fault.kind == "zero"
+    x[:, :4] += 1
+    (fault,) = compared(tmp_path / "r", {"w": x}, {"w": x.to(torch.float8_e4m3fn).float()}).faults
+    assert fault.kind == "rounded"

@@ -166,5 +166,8 @@ def _one_bit(w: Window) -> Mask:
 
 
 def _rounded(narrow: DType, flip: bool, w: Window) -> Mask:
+    """Where one side is the other rounded; zeros alone, which any small number rounds to, tell nothing."""
     fine, rough = (w.y, w.x) if flip else (w.x, w.y)
+    if not (w.u if flip else w.v)[w.unequal].any():
+        return ~w.unequal
     return np.asarray(cast(cast(fine, w.a, narrow), narrow, w.a) == rough)
