@@ -35,6 +35,7 @@ from tests.live.megatron_fsdp_cases import (
     to_torch_dist,
     truths,
 )
+from tests.parity.megatron_writing import write_torch_dist
 
 DENSE = qwen3_config(hidden_size=16, num_hidden_layers=2, intermediate_size=24, head_dim=4)
 SPARSE = DENSE | {
@@ -171,6 +172,23 @@ def test_rows_that_a_run_would_pad_are_reported_with_the_option_that_keeps_them(
     if asked:
         tp = 2 if mesh.startswith("tp") else 1
         assert rows % (int(asked) * tp) == 0, "padding to this multiple changes nothing"
+
+
+@pytest.mark.parametrize(("padded", "mesh", "asked"), [
+    (132, "fsdp=2", "132"), (132, "tp=2", "66"), (128, "fsdp=2", ""), (256, "tp=2", ""), (256, "fsdp=2", "256"),
+])  # fmt: skip
+def test_rows_that_are_padded_are_reported_with_the_option_that_pads_so(
+    padded: int, mesh: str, asked: str, tmp_path: Path
+) -> None:
+    config = DENSE | {"vocab_size": 99}
+    source = write_hf(tmp_path / "hf", weights(config), config)
+    write_torch_dist(source, tmp_path / "td", pad_to=padded)
+    to_fsdp(tmp_path / "td", tmp_path / "fsdp", "fsdp=2")
+    for path in ("td", "fsdp"):
+        assert asked_for(tmp_path / path, mesh) == ([asked] if asked else [])
+    tp = 2 if mesh.startswith("tp") else 1
+    step = int(asked or 128) * tp
+    assert -(-99 // step) * step == padded, "Megatron pads the tokens so"
 
 
 def asked_for(source: Path, mesh: str) -> list[str]:

@@ -135,10 +135,21 @@ def _vocabulary(src: Manifest, mesh: Mesh) -> int | None:
 
 
 def _vocabulary_notes(src: Manifest, targets: Iterable[Target], mesh: Mesh) -> Iterator[str]:
-    """The option that keeps a run from padding its vocabulary, where it would."""
-    rows = next((t.shape[0] for t in targets if t.name.endswith(VOCABULARY)), 0)
-    multiple = _DIVISIBLE_BY * mesh.tp
-    if src.format != "fsdp_dtensor" and rows % multiple and not rows % mesh.tp:
+    """The option that keeps a run from padding its vocabulary otherwise, where it would."""
+    table = next((t for t in targets if t.name.endswith(VOCABULARY)), None)
+    if table is None or table.shape[0] % mesh.tp:
+        return
+    rows, multiple = table.shape[0], _DIVISIBLE_BY * mesh.tp
+    tokens = table.layout.mapped // (table.layout.size // rows)
+    if tokens < rows:
+        # Only a multiple of all rows pads fewer tokens to just these, whatever their number.
+        if -(-tokens // multiple) * multiple != rows:
+            yield (
+                f"the vocabulary of {tokens:,} tokens is written with the {rows:,} rows to which it is padded,"
+                " and Megatron-FSDP loads no embedding of another size: continue with"
+                f" --make-vocab-size-divisible-by {rows // mesh.tp}"
+            )
+    elif src.format != "fsdp_dtensor" and rows % multiple:
         yield (
             f"Megatron pads the {rows:,} rows of the vocabulary to a multiple of {multiple}, and with"
             " Megatron-FSDP loads no embedding of another size: continue with"
