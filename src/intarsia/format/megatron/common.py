@@ -14,7 +14,7 @@ import io
 import pickle
 import re
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from struct import unpack
 from typing import Any
@@ -200,3 +200,12 @@ def extra_states(leading: Mapping[str, tuple[int, ...]]) -> dict[str, bytes]:
 
 _STATELESS = re.compile(r"(^|\.)(word_embeddings|position_embeddings|output_layer|router|conv1d)$")
 _ATTENDING = re.compile(r"\.(linear_qkv|linear_kv_up_proj)$")
+
+
+def note_on_loading(entries: Iterable[str], trained: bool = True) -> Iterator[str]:
+    """The options without which Megatron-LM asks a checkpoint for what it does not hold, and stops."""
+    lacking = {} if trained else {"no optimizer state": "--no-load-optim"}
+    if not any(name.startswith("rng_state") for name in entries):
+        lacking["no random states of this mesh"] = "--no-load-rng"
+    if lacking:
+        yield f"it holds {' and '.join(lacking)}: load it in Megatron-LM with {' '.join(lacking.values())}"

@@ -443,3 +443,18 @@ def test_objects_without_a_place_are_named(tmp_path: Path) -> None:
     )
     (note,) = [note for note in report.notes if "cannot be stored in torch_dist" in note]
     assert "loader.position" in note
+
+
+@pytest.mark.parametrize(("kept", "mesh", "options"), [
+    ("keep", "tp=2", [""]), ("keep", "tp=2,pp=2", ["--no-load-rng"]), ("drop", "tp=2", ["--no-load-optim --no-load-rng"]),
+])  # fmt: skip
+def test_options_without_which_megatron_lm_does_not_load_it_are_named(
+    kept: str, mesh: str, options: list[str], tmp_path: Path
+) -> None:
+    source = fixture("megatron", "td_dense_tp2")
+    config = source / "hf_truth" / "config.json"
+    done = intarsia.convert(
+        source, tmp_path / "td", to="torch_dist", mesh=mesh, config=config, optimizer=kept
+    )
+    asked = [note.partition("in Megatron-LM with ")[2] for note in done.notes]
+    assert [x for x in asked if x] == [x for x in options if x]

@@ -21,7 +21,7 @@ from intarsia.format.base import Arrangement, WriteOptions
 from intarsia.format.dcp.metadata import METADATA, Metadata, TensorRecord
 from intarsia.format.dcp.metadata_write import write_metadata
 from intarsia.format.dcp.write import Files, cut_by, place_all
-from intarsia.format.megatron.common import iteration_to_resume
+from intarsia.format.megatron.common import iteration_to_resume, note_on_loading
 from intarsia.format.megatron.frame import TRACKER
 from intarsia.format.megatron.fsdp_dtensor.entries import path_of, tensor_in
 from intarsia.format.megatron.fsdp_dtensor.entries_to_write import written_entries
@@ -253,6 +253,7 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
 
 def _remarks(entries: Collection[str]) -> Iterator[str]:
     """What Megatron-LM asks for and the source does not tell."""
+    yield from note_on_loading(entries)
     if has_torch_groups(entries) and not any(name.startswith(GROUP) for name in entries):
         yield (
             "the source's parameter groups have torch's form and are kept as they are: Megatron-LM"

@@ -30,6 +30,7 @@ from intarsia.format.megatron.common import (
     counters_of,
     extra_states,
     iteration_to_resume,
+    note_on_loading,
 )
 from intarsia.format.megatron.configuration.written_arguments import (
     arguments_for,
@@ -84,6 +85,7 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
         TRACKER: str(iteration).encode(),
     }
     remarks = (*_remarks(state, shapes, options), *_left_behind(state, held, options))
+    remarks += tuple(note_on_loading(held, "optimizer" in state))
     return Arrangement(files.sizes, slots, files.fixed, closing, remarks, folder)
 
 
