@@ -173,9 +173,9 @@ MUTANTS = [
         "FSDP cuts the experts too", "left = None if further else own", "left = None",
         [f"{EXPERTS}::test_experts_are_not_cut_by_fsdp_where_ep_is_all_there_is"],
     )),
-    *of("E", "mesh.py", (
+    *of("E", "mesh/mesh.py", (
         "uneven parts are off by one", "step = -(-n // parts)", "step = max(n // parts, 1)",
-        ["tests/test_mesh.py::test_a_share_is_what_torch_chunk_gives"],
+        ["tests/mesh/test_mesh.py::test_a_share_is_what_torch_chunk_gives"],
     )),
     # The prover.
     *of("proof", "planning/proof/tiling.py",

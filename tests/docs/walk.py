@@ -35,6 +35,7 @@ ROOMS = {
     "run": "the only room that moves bytes",
     "planning": "the plan and its proof, before any byte",
     "value": "how numbers come of what is stored",
+    "mesh": "meshes of ranks, and the boxes in which they cut tensors",
     "layout": "arrays of places: pure arithmetic",
     "store": "names, reading and the transaction",
     "store/local": "the only room that touches a disk",
