@@ -151,3 +151,35 @@ def test_a_tensor_of_the_hub_beside_the_fused_one_that_has_it_too_is_not_equal(
             *found.only_in_a,
             *found.only_in_b,
         )
+
+
+def dinov2() -> Any:
+    config = transformers.Dinov2Config(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4,
+        use_swiglu_ffn=True, num_labels=3,
+    )  # fmt: skip
+    return transformers.Dinov2ForImageClassification(config)
+
+
+@pytest.mark.parametrize("change", ["none", "lost", "type"])
+def test_parts_of_a_tensor_of_the_hub_are_it_where_all_are_there_in_one_type(
+    tmp_path: Path, change: str
+) -> None:
+    """Transformers cuts `weights_in` of the hub in two."""
+    hub, module = written(dinov2(), tmp_path)
+    config, held = json.loads((hub / "config.json").read_text()), read_hf(module)
+    fused = next(n for n in read_hf(hub) if n.endswith("weights_in.weight"))
+    parts = [n for n in held if n.endswith(("gate_proj.weight", "up_proj.weight"))]
+    assert len(parts) == 2
+    if change == "lost":
+        del held[parts[0]]
+    elif change == "type":
+        held[parts[0]] = held[parts[0]].double()
+    other = write_hf(tmp_path / "other", held, config)
+    for turned in (False, True):
+        found = intarsia.verify(*((other, hub) if turned else (hub, other)))
+        only = (found.only_in_b, found.only_in_a) if turned else (found.only_in_a, found.only_in_b)
+        assert found.equal == (change == "none")
+        if change != "none":
+            assert only == ((fused,), tuple(n for n in parts if n in held))
+            assert not found.different

@@ -27,7 +27,11 @@ def respelled(
     from_module = any(name in module and name not in hub for name in stored)
     if from_module == (dialect == "hf-module"):
         return held
-    from intarsia.family.from_transformers.rules import module_rows, table_of_hub_names
+    from intarsia.family.from_transformers.rules import (
+        is_one_tensor,
+        module_rows,
+        table_of_hub_names,
+    )
 
     shapes = {row.name: row.layout.shape for row in beside}
     if from_module:
@@ -36,7 +40,7 @@ def respelled(
         new = {
             layout.tensors[0]: name
             for name, layout in module_rows(config, shapes).items()
-            if len(layout.tensors) == 1 and shapes.get(layout.tensors[0]) == layout.shape
+            if is_one_tensor(layout, shapes)
         }
     lost = [row.name for row in beside if row.name not in new]
     if lost:

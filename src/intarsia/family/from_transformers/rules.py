@@ -58,13 +58,20 @@ def module_rows(config: Config, stored: Mapping[str, Shape]) -> dict[str, Layout
 
 
 def table_of_hub_names(config: Config, module: Mapping[str, Shape]) -> dict[str, str]:
-    """The hub's name of each tensor of the module that is one tensor there, of the same shape."""
+    """The hub's name of each tensor of the module that is one tensor there, as it is."""
     model = Skeleton.of(config)
+    shapes = shapes_on_disk(model)
     return {
         name: layout.tensors[0]
-        for name, layout in rows_of(model, shapes_on_disk(model)).items()
-        if len(layout.tensors) == 1 and module.get(name) == layout.shape
+        for name, layout in rows_of(model, shapes).items()
+        if is_one_tensor(layout, shapes) and module.get(name) == layout.shape
     }
+
+
+def is_one_tensor(layout: Layout, shapes: Mapping[str, Shape]) -> bool:
+    """Whether a layout is all of one tensor of those shapes, in its own order."""
+    names = layout.tensors
+    return len(names) == 1 and layout == Layout.of(names[0], shapes.get(names[0], ()))
 
 
 def rows_of(model: Skeleton, stored: Mapping[str, Shape]) -> dict[str, Layout]:
