@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import distributed
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
 import intarsia
@@ -76,7 +77,7 @@ def test_a_model_inside_ddp_is_saved_as_itself(tmp_path: Path, group: None) -> N
     assert len(again.state) == len(clean)
 
 
-@pytest.mark.parametrize("key", ["model", "state_dict", "net", None, "safetensors"])
+@pytest.mark.parametrize("key", ["model", "by name", "state_dict", "net", None, "safetensors"])
 def test_a_state_dict_of_ddps_own_is_loaded_where_no_table_knows_the_model(
     tmp_path: Path, key: str | None, group: None
 ) -> None:
@@ -95,12 +96,15 @@ def test_a_state_dict_of_ddps_own_is_loaded_where_no_table_knows_the_model(
         src = write_hf(tmp_path / "src", held)
     elif key == "model":
         src = write_dcp(tmp_path / "src", {key: held, "optimizer": optimizer.state_dict()})
+    elif key == "by name":  # torch takes the wrapper's word out of these names
+        state = get_optimizer_state_dict(wrapped, optimizer)
+        src = write_dcp(tmp_path / "src", {"model": held, "optimizer": state})
     else:
         src = write_dcp(tmp_path / "src", {key: held} if key else held)
     for inside in (False, True):
         into = new(2)
         outer = DistributedDataParallel(into) if inside else into
-        again = adam(outer.parameters(), lr=0.5) if key == "model" else None
+        again = adam(outer.parameters(), lr=0.5) if key in ("model", "by name") else None
         assert intarsia.load(src, into=outer, optimizer=again).complete
         assert_same(into.state_dict(), model.state_dict())
         for number, kinds in optimizer.state_dict()["state"].items() if again else ():

@@ -24,7 +24,7 @@ from intarsia.live.loading.fill import Filling, fill, prove
 from intarsia.live.loading.kept import check_adapters, check_kept, kept_of
 from intarsia.live.loading.mapped import map_tensors
 from intarsia.live.loading.materialise import materialise
-from intarsia.live.loading.optimizer import OptimizerFilling
+from intarsia.live.loading.optimizer import OptimizerFilling, rows_of_state
 from intarsia.live.loading.passing_buffers import computed_by
 from intarsia.live.loading.shared_memory import with_one_source
 from intarsia.live.megatron.model import chunks_of, install, is_megatron, refuse_optimizer
@@ -126,7 +126,8 @@ def load(
         computed = {n for module in _modules(into) for n in computed_by(module, doubts.unused)}
         doubts = replace(doubts, unused=doubts.unused - computed)
         if own is not None:
-            unused = unused_state(own, demand.rows, demand.manifest)
+            rows = rows_of_state(demand.rows, demand.manifest)
+            unused = unused_state(own, rows, demand.manifest)
             doubts = replace(doubts, unused_state=demand.without_prediction_layers(unused))
         shared.value = doubts
     with team.together():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from intarsia.errors import CoverageError
 from intarsia.family import Param
+from intarsia.format.naming.wrappers import bare, unwrapped
 from intarsia.layout import Layout
 from intarsia.live.entries import unpack
 from intarsia.live.loading.kept import NO_SETTINGS, NO_STATE
@@ -28,6 +29,26 @@ from intarsia.live.optimizer.state import PartOf, StateToFill, put, state_to_fil
 from intarsia.live.optimizer.values import shared_in
 from intarsia.opened.entries import groups_of
 from intarsia.planning.manifest import Manifest
+from intarsia.state.names import StateName, kinds_by_parameter
+
+
+def rows_of_state(rows: Mapping[str, Param], manifest: Manifest) -> Mapping[str, Param]:
+    """The rows of parameters, by the names that their state has where only weights have DDP's word in theirs.
+
+    Torch's get_optimizer_state_dict takes that word out, and a state dict of the wrapper's own has it.
+    """
+    kinds = kinds_by_parameter(map(StateName.of, manifest.logical))
+    stated = kinds.keys() | kinds_by_parameter(map(StateName.of_torch, manifest.entries)).keys()
+    bare_ones = stated - manifest.logical.keys()
+    found = dict(rows)
+    for name, row in rows.items() if bare_ones else ():
+        at, plain = row.layout.tensors, bare(name)
+        alone = len(at) == 1 and at[0] not in stated and plain in bare_ones
+        if alone and unwrapped(at[0], {plain}) is not None:
+            found[name] = replace(
+                row, name=plain, layout=row.layout.rename({at[0]: plain}.__getitem__)
+            )
+    return found
 
 
 @dataclass(frozen=True)
@@ -53,6 +74,7 @@ class OptimizerFilling:
         optimizer_class: str,
     ) -> OptimizerFilling:
         """Raise where what is stored is not this optimizer's."""
+        rows = rows_of_state(rows, manifest)
         agreed, lost, stored = None, list[str](), hyperparameters == "stored"
         groups = groups_of(manifest, entries)
         saved = unpack(entries[CLASS], CLASS) if CLASS in entries else None
