@@ -66,7 +66,8 @@ def test_a_folder_is_recognised_by_names_that_one_framework_writes(
         (folder / "latest").write_text("global_step10")
     if (folder / "latest_checkpointed_iteration.txt").exists():
         (folder / "latest_checkpointed_iteration.txt").write_text("10")
-    for words in (("inspect", folder), ("convert", folder, tmp_path / "out", "--to", "hf")):
+    convert = ("convert", folder, tmp_path / "out", "--to", "hf")
+    for words in (("inspect", folder), ("verify", folder), convert):
         answer = cli(*words)
         assert answer.status == 2
         assert kind in answer.err.replace("\n", " ")

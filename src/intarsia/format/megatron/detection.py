@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from intarsia.errors import FormatError
+from intarsia.errors import FormatError, UnsupportedError
 from intarsia.format.dcp.metadata import MAX_METADATA_BYTES
 from intarsia.format.folder.foreign import MEGATRON, is_megatron_rank
 from intarsia.format.megatron.frame import (
@@ -54,7 +54,7 @@ def find_torch_dist(path: PurePath) -> PurePath:
         return _the_one(found, path)
     legacy = [p for p in _candidates(path) if _is_legacy(p)]
     if legacy:
-        raise FormatError(f"{legacy[0]} is {MEGATRON.name}", hint=MEGATRON.remedy)
+        raise UnsupportedError(f"{legacy[0]} is {MEGATRON.name}", hint=MEGATRON.remedy)
     raise FormatError(f"{path} does not hold a torch_dist checkpoint")
 
 
