@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -122,10 +123,11 @@ def _pattern(held: Experts) -> tuple[str, str]:
     return "experts-repeated", f"experts {listed} of a layer are equal"
 
 
-def _classes(held: Experts) -> dict[bytes, list[int]]:
+def _classes(held: dict[int, Matrix]) -> dict[bytes, list[int]]:
+    """The numbers of the experts, or of the layers, of each content."""
     found: dict[bytes, list[int]] = {}
-    for expert, (_, p) in sorted(held.items()):
-        found.setdefault(p.digest, []).append(expert)
+    for number, (_, p) in sorted(held.items()):
+        found.setdefault(p.digest, []).append(number)
     return found
 
 
@@ -156,16 +158,13 @@ def repeated_layers(matrices: Sequence[Matrix]) -> Iterator[Fault]:
             for key, number in _stacks(stored, p.unit.place):
                 templates.setdefault(key, {})[number] = (stored, p)
     equal: dict[tuple[str, int, int], list[Matrix]] = {}
-    held: dict[tuple[str, int], int] = {}
+    held = Counter[tuple[str, int]]()
     for (template, _, _), layers in templates.items():
         stack = template.partition("*")[0]
-        same: dict[bytes, list[int]] = {}
-        for layer, (_, p) in sorted(layers.items()):
-            held[stack, layer] = held.get((stack, layer), 0) + 1
-            same.setdefault(p.digest, []).append(layer)
-        for copies in same.values():
-            for layer in copies[1:]:
-                equal.setdefault((stack, copies[0], layer), []).append(layers[layer])
+        held.update((stack, layer) for layer in layers)
+        for first, *copies in _classes(layers).values():
+            for layer in copies:
+                equal.setdefault((stack, first, layer), []).append(layers[layer])
     shared = _shared_by_all(templates)
     for (stack, first, second), tensors in sorted(equal.items()):
         whole = len(tensors) == held[stack, first] == held[stack, second] and len(tensors) > 1

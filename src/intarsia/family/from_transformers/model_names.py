@@ -8,6 +8,7 @@ loads: names that it renames, fuses or splits, and those that lack the base mode
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -66,17 +67,13 @@ class ModelNames:
 
     def sections(self, stored: Iterable[str]) -> dict[str, int]:
         """What stands before names that would be found without it, and before how many of them."""
-        ways = {
-            name[k + 1 :]: None for name in stored for k, letter in enumerate(name) if letter == "."
-        }
-        known, counts = self.taken(ways), dict[str, int]()
-        for name in stored:
-            starts = (k + 1 for k, letter in enumerate(name) if letter == ".")
-            start = next((at for at in starts if name[at:] in known), None)
-            if start is not None:
-                prefix = name[: start - 1]
-                counts[prefix] = counts.get(prefix, 0) + 1
-        return counts
+        ways = [
+            [(name[:k], name[k + 1 :]) for k, letter in enumerate(name) if letter == "."]
+            for name in stored
+        ]
+        known = self.taken({rest for each in ways for _, rest in each})
+        before = (next((start for start, rest in each if rest in known), None) for each in ways)
+        return Counter(start for start in before if start is not None)
 
     def missing(self, taken: dict[str, str]) -> tuple[dict[str, Shape], list[str]]:
         """The tensors of layers that are not stored, by the hub's names; and other parameters of the module."""
