@@ -53,9 +53,8 @@ TRAINING = (
     _kind(r"custom_checkpoint_\d+\.pkl", Role.TRAINING),
     _kind(r"trainer_state\.json", Role.TRAINING),
     _kind(r"training_args\.bin", Role.TRAINING),
-    _kind(
-        r"pytorch_model_fsdp(_\d+)?\.bin", Role.TRAINING
-    ),  # what FSDP goes on from, beside model.safetensors
+    # FSDP goes on from these weights, not from those of model.safetensors beside them.
+    _kind(r"pytorch_model_fsdp(_\d+)?\.bin", Role.TRAINING),
 )
 """What Trainer and accelerate keep beside a model, to go on with its training."""
 
