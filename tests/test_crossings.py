@@ -88,12 +88,13 @@ def test_a_norm_that_a_shift_rounds_is_named(norm: float, lost: int, tmp_path: P
         tensors[key] = torch.full_like(tensors[key], norm if key == first else 1.0)
     save_file(tensors, tmp_path / "hub" / "model.safetensors", {"format": "pt"})
     report = intarsia.convert(tmp_path / "hub", tmp_path / "megatron", to="torch_dist")
+    rounded = [remark for remark in report.remarks if "rounded" in remark]
     if lost:
-        assert f"{lost} elements of 1 norms were rounded" in report.remarks[0]
-        assert report.remarks[0] in report.as_json()["notes"]
+        assert f"{lost} elements of 1 norms were rounded" in rounded[0]
+        assert rounded[0] in report.as_json()["notes"]
         assert [
             d.tensor for d in intarsia.verify(tmp_path / "hub", tmp_path / "megatron").different
         ] == [first]
     else:
-        assert not report.remarks
+        assert not rounded
         assert intarsia.verify(tmp_path / "hub", tmp_path / "megatron")
