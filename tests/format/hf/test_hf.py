@@ -348,6 +348,9 @@ def test_files_beside_those_of_the_index_are_left_out_by_name(tmp_path: Path) ->
     (item,) = left_out(intarsia.open(src).manifest.inventory)
     assert (item.name, item.role) == ("adapter.safetensors", "other model")
     assert item.why == "not of the weights that were read (model-*.safetensors)"
+    (src / "adapter.safetensors").rename(src / "model-00003-of-00003.safetensors")
+    (item,) = left_out(intarsia.open(src).manifest.inventory)
+    assert item.why == "model.safetensors.index.json does not name it"
 
 
 def test_a_file_that_is_read_from_two_folders_has_its_name_in_each(tmp_path: Path) -> None:

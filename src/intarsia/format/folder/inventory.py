@@ -14,7 +14,7 @@ from pathlib import PurePath, PurePosixPath
 from intarsia.format.base import Format
 from intarsia.format.folder.side_files import DIGESTS, HEADERS, MAX_SIDE_BYTES
 from intarsia.format.hf.files import OPTIMIZER
-from intarsia.format.hf.weight_sets import ADAPTER, stem_of_file, stem_of_index
+from intarsia.format.hf.weight_sets import ADAPTER, index_of, stem_of_file, stem_of_index
 from intarsia.format.megatron.frame import COMMON_FILE, home_of
 from intarsia.frozen import frozen
 from intarsia.planning.inventory import Fate, Item, Role
@@ -209,6 +209,8 @@ def _of_other_weights(name: str, present: Collection[str], read: Collection[str]
     files = sorted(file for file in read if file.endswith(".safetensors") and "/" not in file)
     stem = stem_of_file(files[0]) if files else ""
     shown = f"{stem}.safetensors" if len(files) < 2 else f"{stem}-*.safetensors"
+    if name.endswith(".safetensors") and stem_of_file(name) == stem and index_of(stem) in read:
+        return f"{index_of(stem)} does not name it"
     if name.endswith(".safetensors") or stem_of_index(name) is not None:
         read_ones = f"not of the weights that were read ({shown})"
         return read_ones if files else "weights that were not read"
