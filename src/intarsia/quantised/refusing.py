@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from intarsia.errors import FormatError, UsageError
+from intarsia.quantised.scheme import Scheme
 from intarsia.quantised.weight import Quantised
 
-DEQUANTISE = (
-    "take the weights as they are (hf or dcp, no --dtype, no --dialect), or dequantise them first:"
-    " load them with Transformers (`dequantize=True` in its quantisation config, or `model.dequantize()` of bitsandbytes),"
-    " `save_pretrained(…, save_original_format=False)`, and go on from there"
-)
-DIFF = (
-    "`intarsia verify A B` compares their bits; for numbers dequantise both first: load them with Transformers"
-    " (`dequantize=True` in its quantisation config, or `model.dequantize()` of bitsandbytes) and `save_pretrained(…, save_original_format=False)`"
-)
+DEQUANTISE = "take the weights as they are (hf or dcp, no --dtype, no --dialect), or {how}"
+DIFF = "`intarsia verify A B` compares their bits; for numbers {how}"
+_SAVE = "`save_pretrained(…, save_original_format=False)`"
+_AT_LOADING = ("fp8", "mxfp8", "mxfp4", "compressed-tensors")
+_NEVER = ("awq", "gptq", "torchao", "fbgemm-fp8", "eetq", "quanto", "bitnet")
+
+
+def how_to_dequantise(scheme: Scheme | None) -> str:
+    """What gives numbers for weights that are quantised so: Transformers dequantises some schemes alone."""
+    method = scheme.method if scheme else ""
+    if method in _AT_LOADING:
+        return f"dequantise them first: load them with Transformers (`dequantize=True` in its quantisation config) and {_SAVE}"
+    if method == "bitsandbytes":
+        return f"dequantise them first: load them with Transformers, call `model.dequantize()` and {_SAVE}"
+    if method not in _NEVER:
+        return "dequantise them with the library that quantised them, or take the checkpoint that was quantised"
+    own = "; each loaded weight's own `.dequantize()` gives its numbers, where its class has one"
+    why = f"Transformers cannot dequantise {method}{own if method == 'torchao' else ''}"
+    return f"take the checkpoint that was quantised ({why})"
 
 
 def refuse_faults(quantised: Quantised, path: str) -> None:
@@ -35,5 +46,5 @@ def refuse_numbers(quantised: Quantised, path: str, what: str, *, hint: str = DE
         raise UsageError(
             f"{path} is quantised ({quantised}; {len(quantised.weights):,} weights, `{first}` among"
             f" them): {what}",
-            hint=hint,
+            hint=hint.format(how=how_to_dequantise(quantised.alike[0].first.scheme)),
         )

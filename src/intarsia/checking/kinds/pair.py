@@ -16,7 +16,7 @@ RANK = f"save again, or restore what that rank saved; {ALONE}"
 STALE = f"restore that rank's file from the save that the others are of, or save again; {ALONE}"
 LOST = f"restore the tensors of the side that lost them; {ALONE}"
 MISSING = "take them from the side that has them: restore its files, or convert again from it"
-NUMBERS = "dequantise both to compare their numbers: load them with Transformers, save what it made of them, and compare that"
+NUMBERS = "compare the checkpoints that were quantised, or dequantise both with the library that quantised them, and compare that"
 NARROWER = (
     "take the wider of the two where precision matters; rounded to the narrower type they are equal"
 )

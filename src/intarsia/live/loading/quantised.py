@@ -13,13 +13,7 @@ from intarsia.live.model.holding import dtype_of
 from intarsia.live.model.names import Rows
 from intarsia.planning.manifest import Manifest, Stored
 from intarsia.quantised import QuantisedWeight
-from intarsia.quantised.refusing import refuse_faults
-
-_HINT = (
-    "load into a model that is quantised in the same way, or dequantise the checkpoint first: load"
-    " it with Transformers (`dequantize=True` in its quantisation config, or `model.dequantize()` of bitsandbytes) and `save_pretrained(…,"
-    " save_original_format=False)`"
-)
+from intarsia.quantised.refusing import how_to_dequantise, refuse_faults
 
 
 def check_quantised(tensors: Mapping[str, Any], found: Rows, manifest: Manifest) -> Rows:
@@ -59,6 +53,7 @@ def _parts(
     path: str,
 ) -> dict[str, Param]:
     """The rows of the live tensors that take each part of a weight, as it is."""
+    hint = f"load into a model that is quantised in the same way, or {how_to_dequantise(w.scheme)}"
     found: dict[str, Param] = {}
     for part in w.parts:
         s = stored[part.name]
@@ -68,14 +63,14 @@ def _parts(
             raise UsageError(
                 f"`{w.main.name}` is quantised ({w.label}) and the model has no `{part.name}`:"
                 f" `{first}` would hold numbers without their scale - at {path}",
-                hint=_HINT,
+                hint=hint,
             )
         held = dtype_of(tensors[name], name)
         if held != part.dtype:
             raise UsageError(
                 f"`{part.name}` is {part.dtype}, a part of a quantised weight ({w.label}), and"
                 f" `{name}` of the model is {held} - at {path}",
-                hint=_HINT,
+                hint=hint,
             )
         found[name] = Param(s.name, s.layout, s.rule, s.value)
     return found
