@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 import intarsia
 from intarsia.checking.fault import Fault
+from intarsia.checking.kinds import KINDS
 from tests.checkpoints import write_hf
 from tests.faults.reference import DENSE, Tensors, weights
 
@@ -34,6 +37,16 @@ def test_an_output_layer_unlike_the_embedding_is_called_untied(
     fault = held(tmp_path, tensors, tensors | {HEAD: head}, turned=turned)
     assert fault.kind == "tied-differ"
     assert f"{'A' if turned else 'B'} stores `{HEAD}`" in fault.text
+
+
+def test_what_transformers_makes_of_both_is_what_the_next_step_says(tmp_path: Path) -> None:
+    tensors = weights(TIED)
+    held = write_hf(tmp_path / "both", tensors | {HEAD: 2 * tensors[EMBEDDING]}, TIED)
+    (fault,) = intarsia.verify(held).faults
+    assert fault.kind == "tied-differ"
+    assert "Transformers 5 keeps both and ties none" in KINDS[fault.kind].next
+    loaded = AutoModelForCausalLM.from_pretrained(held)
+    assert torch.equal(loaded.lm_head.weight, 2 * loaded.model.embed_tokens.weight)
 
 
 @pytest.mark.parametrize("turned", [False, True], ids=["in B", "in A"])

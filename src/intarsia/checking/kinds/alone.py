@@ -167,7 +167,8 @@ ALONE = (
             "two layers have one matrix in common that should differ", MEANT),
         FaultKind("tied-differ",
             "the configuration ties two tensors that are both stored, and not equal",
-            "find which of the two is used: a model that ties them loads one and ignores the other",
+            "find which of the two is meant: whatever ties them ignores one, and Transformers 5 keeps both and ties none;"
+            " then remove the other, or set `tie_word_embeddings` to false if both are",
             row="the configuration ties head and embedding; both are stored, and differ",
             between="one side ties the output layer to the embedding, and the other stores it, unlike the embedding"),
         FaultKind("dtype-implausible",
