@@ -78,6 +78,28 @@ def test_an_adapter_that_was_saved_sharded_needs_its_configuration_beside_it(
     assert torch.equal(logits(tmp_path / "out"), logits(adapter))
 
 
+def test_factors_of_lora_that_are_taken_for_a_model_are_called_so(
+    adapter: Path, tmp_path: Path
+) -> None:
+    """Those of an adapter alone, and those of a model with an adapter in it, which has a name there."""
+    said = "factors of LoRA"
+    factors = load_file(adapter / "adapter_model.safetensors")
+    for k, held in enumerate((factors, adapted().state_dict())):
+        src = write_dcp(tmp_path / f"src{k}", {"model": held})
+        for to in ("hf", "dcp"):
+            (note,) = (
+                n for n in intarsia.convert(src, tmp_path / f"{to}{k}", to=to).notes if said in n
+            )
+            assert "8 tensors are" in note
+            assert "adapter_config.json" in note
+            assert ("put it into" in note) == (held is factors)
+    for src in (adapter, tmp_path / "base"):
+        if src != adapter:
+            base().save_pretrained(src)
+        report = intarsia.convert(src, tmp_path / f"{src.name}-out", to="hf")
+        assert said not in "".join(report.notes)
+
+
 @pytest.mark.parametrize("options", [{"use_dora": True, "target_modules": ["embed_tokens", "v_proj"]}, {"rank_pattern": {"down_proj": 2}}, {"modules_to_save": ["lm_head"]}, {"target_modules": ["embed_tokens", "v_proj"]}, {"target_modules": "all-linear"}])  # fmt: skip
 def test_other_adapters_of_peft_are_read_and_kept(
     tmp_path: Path, options: dict[str, object]

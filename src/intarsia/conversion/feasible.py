@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from intarsia.errors import FamilyError, UsageError
 from intarsia.family import Table, decoder, table_for
 from intarsia.family.optional_parts import missing_tower
+from intarsia.format.folder.adapters import note_on_factors
 from intarsia.format.registry import format_named
 from intarsia.format.request import Request
 from intarsia.planning.manifest import Manifest
@@ -57,4 +58,5 @@ def notes_on_request(src: Manifest, request: Request) -> Iterator[str]:
     ranks = request.mesh.ep if writer.sharded and writer.keeps_names else 1
     if ranks > 1 and table and not table.whole and not decoder.experts_in(table):
         yield f"a {table.family} has no experts: the {ranks} ranks along ep hold copies"
+    yield from note_on_factors(src)
     yield from writer.remarks(src, request)

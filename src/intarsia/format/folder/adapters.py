@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+
 from intarsia.errors import UsageError
 from intarsia.format.base import Format
 from intarsia.format.hf.weight_sets import ADAPTER, stem_of_file
 from intarsia.planning.manifest import Manifest
+from intarsia.state.names import is_state
 
 CONFIG = "adapter_config.json"
+_FACTOR = re.compile(r"\.lora_(?:embedding_)?[AB](?P<adapter>\.(?!weight$)\w+)?(?:\.weight)?$")
 
 
 def is_adapter(src: Manifest) -> bool:
@@ -27,3 +32,16 @@ def refuse_adapter(src: Manifest, writer: Format) -> None:
         hint="merge it into its model first: AutoPeftModelForCausalLM.from_pretrained(PATH)"
         ".merge_and_unload().save_pretrained(OUT), and convert OUT",
     )
+
+
+def note_on_factors(src: Manifest) -> Iterator[str]:
+    """That factors of LoRA are written as a model's tensors, where nothing says that they are an adapter."""
+    weights = [] if is_adapter(src) else [name for name in src.stored if not is_state(name)]
+    found = {name: factor for name in weights if (factor := _FACTOR.search(name))}
+    if found:
+        alone = len(found) == len(weights) and not any(f["adapter"] for f in found.values())
+        yield (
+            f"{len(found):,} tensors are factors of LoRA (`{next(iter(found))}` among them), and are"
+            f" written as a model's: PEFT loads an adapter by its {CONFIG}"
+            + (f"; put it into {src.path} and convert again" if alone else "")
+        )
