@@ -114,6 +114,28 @@ def test_a_run_without_the_distributed_optimizer_is_told_that_it_needs_it(
         assert any("--use-distributed-optimizer" in note for note in report.notes) is told
 
 
+@pytest.mark.parametrize("kept_as", [torch.tensor, float], ids=["a tensor", "a number"])
+def test_the_step_that_an_undistributed_optimizer_keeps_beside_its_groups_is_written_into_them(
+    kept_as: Any, tmp_path: Path
+) -> None:
+    src = write_dcp(tmp_path / "src", state_of("one", 2, False))
+    intarsia.convert(src, tmp_path / "dist", to="torch_dist", config=CONFIG)
+    (file,) = (tmp_path / "dist").glob("iter_*/common.pt")
+    with torch.serialization.safe_globals([Namespace]):
+        common = torch.load(file)
+    state = common["optimizer"]["optimizer"]
+    (step,) = {group.pop("step") for group in state["param_groups"]}
+    state["state"] = {"common_step": kept_as(float(step))}
+    torch.save(common, file)
+    intarsia.convert(tmp_path / "dist", tmp_path / "cut", to="torch_dist", mesh="tp=2")
+    (file,) = (tmp_path / "cut").glob("iter_*/common.pt")
+    with torch.serialization.safe_globals([Namespace]):
+        groups = torch.load(file)["optimizer"]["optimizer"]["param_groups"]
+    assert {group["step"] for group in groups} == {step}
+    assert intarsia.verify(tmp_path / "dist", tmp_path / "cut")
+    assert intarsia.verify(src, tmp_path / "cut", config=CONFIG)
+
+
 @pytest.mark.parametrize("flat", [True, False], ids=["by parameter", "by number"])
 @pytest.mark.parametrize("groups", ["one", "decay last"])
 def test_torchs_groups_and_steps_come_back_from_torch_dist(

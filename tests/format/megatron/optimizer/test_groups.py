@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from intarsia.errors import FormatError, UsageError
-from intarsia.format.megatron.optimizer.groups import group_for, groups_in, step_for
+from intarsia.format.megatron.optimizer.groups import group_for, groups_in, optimizer_of, step_for
 from intarsia.format.megatron.optimizer.groups_to_write import (
     as_megatron,
     chained_as,
@@ -137,3 +137,16 @@ def test_groups_that_differ_in_their_rates_stay_apart_where_experts_join_the_res
         1: {"optimizer": {"param_groups": experts}},
     }
     assert groups_in(chained_as(chain, [EXPERT], chained=False)) == dense
+
+
+@pytest.mark.parametrize(
+    ("said", "step"), [(3.0, 3), (2.5, 2.5), (float("inf"), None), (True, None), ("3", None)]
+)
+def test_each_optimizer_of_a_chain_gives_its_groups_the_step_beside_them(
+    said: Any, step: float | None
+) -> None:
+    def one(said: Any) -> dict[str, Any]:
+        return {"optimizer": {"param_groups": [{}, {"step": 9}], "state": {"common_step": said}}}
+
+    found = optimizer_of({"optimizer": {0: one(said), 1: one(7)}}, {})
+    assert [group.get("step") for group in groups_in(found)] == [step, 9, 7, 9]

@@ -63,7 +63,7 @@ _ADAM = {
 
 
 def optimizer_of(common: Mapping[str, Any], entries: Mapping[str, bytes]) -> dict[Any, Any]:
-    """The optimizer's part of a common state, with the groups that lie beside buckets."""
+    """The optimizer's part of a common state, with the groups that lie beside buckets and the step beside groups."""
     said = plain(common.get("optimizer") or {})
     found: dict[Any, Any] = said if isinstance(said, dict) else {}
     for name, data in entries.items():
@@ -76,6 +76,7 @@ def optimizer_of(common: Mapping[str, Any], entries: Mapping[str, bytes]) -> dic
             if not isinstance(into, dict):
                 raise FormatError(f"the optimizer's state {link} is no dictionary - at {name}")
             into["optimizer"] = plain(groups[0])
+    _take_common_step(found, common.get("optimizer"))
     return found
 
 
@@ -136,22 +137,28 @@ def _is_step(step: Any) -> TypeGuard[float]:
     return isinstance(step, int | float) and type(step) is not bool and abs(step) <= _MAX_STEP
 
 
-def with_common_step(groups: list[dict[str, Any]], common: Mapping[str, Any]) -> None:
-    """Give groups the one step that Megatron's undistributed optimizers keep beside them."""
-    step = _common_step(common.get("optimizer"))
-    for group in groups if step is not None else ():
+def _take_common_step(optimizer: Any, said: Any) -> None:
+    """Give groups the one step that Megatron's undistributed optimizers keep in the state beside them.
+
+    `said` is the optimizer as it is stored, with its tensors.
+    """
+    if not isinstance(optimizer, dict) or not isinstance(said, dict):
+        return
+    state, groups = said.get("state"), optimizer.get("param_groups")
+    step = _step_in(state.get("common_step")) if isinstance(state, dict) else None
+    for group in groups_in({"param_groups": groups}) if step is not None else ():
         group.setdefault("step", step)
+    for key, value in optimizer.items():
+        _take_common_step(value, said.get(key))
 
 
-def _common_step(state: Any) -> float | None:
-    if not isinstance(state, dict):
-        return None
-    said = state.get("common_step")
-    if isinstance(said, (int, float)) and abs(said) <= _MAX_STEP:
-        return float(said)
+def _step_in(said: Any) -> float | None:
+    """The step that a number says, or a tensor of one; as Megatron writes it, where it is a whole number."""
     if isinstance(said, Tensor) and said.dtype.name == "F32" and said.storage.data is not None:
-        return float(struct.unpack_from("<f", said.storage.data, 4 * said.storage_offset)[0])
-    return next((s for s in map(_common_step, state.values()) if s is not None), None)
+        (said,) = struct.unpack_from("<f", said.storage.data, 4 * said.storage_offset)
+    if not _is_step(said):
+        return None
+    return int(said) if said == int(said) else said
 
 
 def steps_of(

@@ -44,7 +44,6 @@ from intarsia.format.megatron.optimizer.groups import (
     groups_in,
     optimizer_of,
     steps_of,
-    with_common_step,
 )
 from intarsia.format.megatron.optimizer.state_tensors import stored_key
 from intarsia.format.megatron.own_format import ARGS, MegatronFormat, arguments_alone
@@ -104,7 +103,6 @@ class TorchDist(MegatronFormat):
         step_bytes = b""
         with going_on(complain):
             groups = groups_in(optimizer_of(common, shared))
-            with_common_step(groups, common)
             steps, step_bytes = steps_of(groups, found.stored.values())
         counts = sorted({g["step"] for g in groups if isinstance(g.get("step"), (int, float))})
         if len(counts) > 1:
