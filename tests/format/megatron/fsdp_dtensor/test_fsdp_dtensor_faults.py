@@ -243,6 +243,19 @@ def test_masters_that_are_only_rounded_weights_are_detected(tmp_path: Path) -> N
     assert set(lost[1]) == set(model)
 
 
+def test_main_weights_whose_halves_are_swapped_are_called_so_as_the_weights_are(
+    tmp_path: Path,
+) -> None:
+    """One stored tensor is both the weight and its main weight, so either looks like the other."""
+    tensors = written(tmp_path, DENSE)
+    halves = {"weight_w": "weight_v", "weight_v": "weight_w"}
+    other = {k: k.replace(h, halves[h]) for k in tensors for h in halves if h in k}
+    swapped = saved(tmp_path / "swapped", {k: tensors[other.get(k, k)] for k in tensors})
+    right = saved(tmp_path / "right", tensors)
+    report = intarsia.verify(right, swapped, config=DENSE)
+    assert {fault.kind for fault in report.faults} == {"gate-up-swapped"}
+
+
 def test_main_weights_beside_narrow_ones_are_taken_from_the_optimizer(tmp_path: Path) -> None:
     """Megatron's converter leaves bf16 in the model section and the main weights as `param`."""
     tensors = written(tmp_path, DENSE)

@@ -19,6 +19,7 @@ from intarsia.layout import Layout, concat
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Logical
 from intarsia.run.sharing import share_out
+from intarsia.state.names import kind_of
 from intarsia.value.bits import bits_dtype
 
 PROBE = 32
@@ -150,9 +151,9 @@ def _fingerprint(side: Checkpoint, x: Logical, loose: bool) -> Fingerprint | Non
     return (x.shape, x.dtype.name, raw.tobytes()) if len(kinds) > 2 else None
 
 
-def _distance(name: str, other: str) -> tuple[bool, int]:
-    """Names of one pattern are near, and so are numbers that differ little."""
+def _distance(name: str, other: str) -> tuple[bool, bool, int]:
+    """Names of one pattern are near, then those of one kind of state, then numbers close by."""
     far = pattern(name) != pattern(other)
     mine, theirs = numbers_in(name), numbers_in(other)
     gap = sum(abs(x - y) for x, y in zip(mine, theirs, strict=False))
-    return far, gap
+    return far, kind_of(name) != kind_of(other), gap
