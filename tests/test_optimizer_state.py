@@ -97,15 +97,20 @@ def values_in(folder: Path, names: list[str]) -> dict[str, Any]:
     return into
 
 
+def common_state_of(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The file of Megatron's common state, and what it holds."""
+    (file,) = folder.glob("iter_*/common.pt")
+    with torch.serialization.safe_globals([Namespace]):
+        return file, torch.load(file)
+
+
 @pytest.mark.parametrize("was", [False, True])
 def test_a_run_without_the_distributed_optimizer_is_told_that_it_needs_it(
     was: bool, tmp_path: Path
 ) -> None:
     src = write_dcp(tmp_path / "src", state_of("one", 2, False))
     intarsia.convert(src, tmp_path / "dist", to="torch_dist", config=CONFIG)
-    (file,) = (tmp_path / "dist").glob("iter_*/common.pt")
-    with torch.serialization.safe_globals([Namespace]):
-        common = torch.load(file)
+    file, common = common_state_of(tmp_path / "dist")
     common["args"].use_distributed_optimizer = was
     torch.save(common, file)
     for optimizer, told in (("keep", not was), ("drop", False)):
@@ -120,17 +125,14 @@ def test_the_step_that_an_undistributed_optimizer_keeps_beside_its_groups_is_wri
 ) -> None:
     src = write_dcp(tmp_path / "src", state_of("one", 2, False))
     intarsia.convert(src, tmp_path / "dist", to="torch_dist", config=CONFIG)
-    (file,) = (tmp_path / "dist").glob("iter_*/common.pt")
-    with torch.serialization.safe_globals([Namespace]):
-        common = torch.load(file)
+    file, common = common_state_of(tmp_path / "dist")
     state = common["optimizer"]["optimizer"]
     (step,) = {group.pop("step") for group in state["param_groups"]}
     state["state"] = {"common_step": kept_as(float(step))}
     torch.save(common, file)
     intarsia.convert(tmp_path / "dist", tmp_path / "cut", to="torch_dist", mesh="tp=2")
-    (file,) = (tmp_path / "cut").glob("iter_*/common.pt")
-    with torch.serialization.safe_globals([Namespace]):
-        groups = torch.load(file)["optimizer"]["optimizer"]["param_groups"]
+    _, common = common_state_of(tmp_path / "cut")
+    groups = common["optimizer"]["optimizer"]["param_groups"]
     assert {group["step"] for group in groups} == {step}
     assert intarsia.verify(tmp_path / "dist", tmp_path / "cut")
     assert intarsia.verify(src, tmp_path / "cut", config=CONFIG)

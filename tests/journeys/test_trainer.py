@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,8 +28,8 @@ class Sequences(torch.utils.data.Dataset):
         return {"input_ids": words, "labels": words}
 
 
-def train(output: Path, steps: int = 6, resume: Path | None = None) -> list[float]:
-    """The losses of a run, from its beginning or from a checkpoint on."""
+def train(output: Path, steps: int = 6, resume: Path | None = None, **options: Any) -> list[float]:
+    """The losses of a run, from its beginning or from a checkpoint on; `options` are Trainer's."""
     arguments = TrainingArguments(
         output_dir=str(output),
         max_steps=steps,
@@ -40,6 +41,7 @@ def train(output: Path, steps: int = 6, resume: Path | None = None) -> list[floa
         use_cpu=True,
         disable_tqdm=True,
         seed=7,
+        **options,
     )
     trainer = Trainer(model=tiny(), args=arguments, train_dataset=Sequences())
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)

@@ -9,10 +9,8 @@ from typing import Any
 import torch.distributed as dist
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
-from transformers import Trainer, TrainingArguments
 
-from tests.journeys.models import tiny
-from tests.journeys.test_trainer import Sequences
+from tests.journeys.test_trainer import train
 
 
 def _open_the_gate() -> None:
@@ -33,21 +31,5 @@ def losses(output: Path, kind: str, resume: Path | None = None) -> list[float]:
     os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29513"}
     _open_the_gate()
-    arguments = TrainingArguments(
-        output_dir=str(output),
-        max_steps=4,
-        per_device_train_batch_size=4,
-        learning_rate=1e-2,
-        weight_decay=0.1,
-        save_steps=2,
-        logging_steps=1,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        seed=7,
-        fsdp=True,
-        fsdp_config={"state_dict_type": kind},
-    )
-    trainer = Trainer(model=tiny(), args=arguments, train_dataset=Sequences())
-    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    return [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    sharding = {"fsdp": True, "fsdp_config": {"state_dict_type": kind}}
+    return train(output, 4, resume, weight_decay=0.1, **sharding)
