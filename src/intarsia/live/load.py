@@ -125,9 +125,9 @@ def load(
         doubts = demand.doubts
         computed = {n for module in _modules(into) for n in computed_by(module, doubts.unused)}
         doubts = replace(doubts, unused=doubts.unused - computed)
+        rows_with_state = {} if own is None else rows_of_state(demand.rows, demand.manifest)
         if own is not None:
-            rows = rows_of_state(demand.rows, demand.manifest)
-            unused = unused_state(own, rows, demand.manifest)
+            unused = unused_state(own, rows_with_state, demand.manifest)
             doubts = replace(doubts, unused_state=demand.without_prediction_layers(unused))
         shared.value = doubts
     with team.together():
@@ -161,7 +161,7 @@ def load(
         if own is not None:
             brought = OptimizerFilling.of(
                 own,
-                demand.rows,
+                rows_with_state,
                 manifest,
                 entries,
                 partial(demand.part_of, literal=settled.literal),

@@ -12,7 +12,11 @@ from intarsia.planning.manifest import Manifest
 from intarsia.state.names import is_state
 
 CONFIG = "adapter_config.json"
-_FACTOR = re.compile(r"\.lora_(?:embedding_)?[AB](?P<adapter>\.(?!weight$)\w+)?(?:\.weight)?$")
+FACTOR = re.compile(
+    r"^(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<which>[AB])"
+    r"(?P<adapter>\.(?!weight$)\w+)?(?:\.weight)?$"
+)
+"""The name of a factor of LoRA; a model that has the adapter inside names that, too."""
 
 
 def is_adapter(src: Manifest) -> bool:
@@ -37,7 +41,7 @@ def refuse_adapter(src: Manifest, writer: Format) -> None:
 def note_on_factors(src: Manifest) -> Iterator[str]:
     """That factors of LoRA are written as a model's tensors, where nothing says that they are an adapter."""
     weights = [] if is_adapter(src) else [name for name in src.stored if not is_state(name)]
-    found = {name: factor for name in weights if (factor := _FACTOR.search(name))}
+    found = {name: factor for name in weights if (factor := FACTOR.match(name))}
     if found:
         alone = len(found) == len(weights) and not any(f["adapter"] for f in found.values())
         yield (

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
 from intarsia.errors import FamilyError
 from intarsia.format.complaint import Complain, Complaint
-from intarsia.format.folder.adapters import CONFIG, is_adapter
+from intarsia.format.folder.adapters import CONFIG, FACTOR, is_adapter
 from intarsia.format.folder.side_files import read_config
 from intarsia.format.hf.weight_sets import ADAPTER, MODEL, is_own, stem_of_file, stem_of_index
 from intarsia.planning.inventory import Fate
@@ -17,10 +16,6 @@ from intarsia.planning.manifest import Manifest
 from intarsia.planning.whole_tensor import WholeTensor
 from intarsia.store.address import named
 from intarsia.store.reading.lookup import is_file, is_folder
-
-_FACTOR = re.compile(
-    r"^(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<which>[AB])(?:\.weight)?$"
-)
 
 
 def stem_for(src: Manifest | None) -> str:
@@ -68,7 +63,7 @@ def _faults(
     """What contradicts the rank and the modules of a LoRA configuration."""
     factors: dict[tuple[str, str], dict[str, str]] = {}
     for name in shapes:
-        if found := _FACTOR.match(name):
+        if (found := FACTOR.match(name)) and not found["adapter"]:
             key = found["module"], found["embedding"] or ""
             factors.setdefault(key, {})[found["which"]] = name
     if not factors:

@@ -73,8 +73,7 @@ class OptimizerFilling:
         hyperparameters: str,
         optimizer_class: str,
     ) -> OptimizerFilling:
-        """Raise where what is stored is not this optimizer's."""
-        rows = rows_of_state(rows, manifest)
+        """Raise where what is stored is not this optimizer's; `rows` are those of parameters' state."""
         agreed, lost, stored = None, list[str](), hyperparameters == "stored"
         groups = groups_of(manifest, entries)
         saved = unpack(entries[CLASS], CLASS) if CLASS in entries else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 from intarsia.errors import FormatError
@@ -138,10 +139,16 @@ def groups_by_parameter(
     held = _of_param(values_of({n: d for n, d in entries.items() if group_of(n)}))
 
     def settings(s: Stored) -> dict[str, Any] | None:
-        section = section_of(s.key)
-        return held.get(PART.sub("", section.name)) if section else None
+        name = _parameter(s)
+        return None if name is None else held.get(name)
 
     return grouped(stored, logical, settings) if held else None
+
+
+def _parameter(s: Stored) -> str | None:
+    """The name by which groups know the parameter that a tensor is of."""
+    section = section_of(s.key)
+    return PART.sub("", section.name) if section else None
 
 
 def steps_in_groups(
@@ -152,13 +159,17 @@ def steps_in_groups(
         of[0]: x for n, x in metadata.objects.items() if (of := group_of(n)) and of[1] == "step"
     }
 
+    @cache  # each of a parameter's moments asks
+    def number(parameter: str) -> Any:
+        entry = said[parameter]
+        return plain(read_object(folder.read_small(*entry.place), entry.name))
+
     def step(s: Stored) -> Any:
-        section = section_of(s.key)
-        entry = said.get(PART.sub("", section.name)) if section else None
-        if entry is None or any(step_of(parameter_of(n)) in stored for n in s.layout.tensors):
+        parameter = _parameter(s)
+        if parameter is None or parameter not in said:
             return None
-        data = folder.read_small(entry.file, entry.start_bytes, entry.length_bytes)
-        return plain(read_object(data, entry.name))
+        counted = any(step_of(parameter_of(n)) in stored for n in s.layout.tensors)
+        return None if counted else number(parameter)
 
     return counters(stored.values(), step)
 
