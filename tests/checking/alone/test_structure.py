@@ -77,3 +77,10 @@ def test_integers_where_other_layers_have_numbers_are_found(
     held[NAMES[1]] = held[NAMES[1]].view(other)
     (fault,) = intarsia.verify(write_hf(tmp_path / "relabelled", held)).faults
     assert (fault.kind, fault.tensors) == ("dtype-mixed", (NAMES[1],))
+
+
+def test_numbers_and_integers_of_unlike_shapes_are_no_mistake_of_a_header(tmp_path: Path) -> None:
+    odd = {"block.5.shift": torch.randn(2, 2).double(), "block.1.shift": torch.arange(8)}
+    single = {f"block.{k}.count": torch.tensor(k) for k in range(3)}
+    single["block.0.count"] = torch.tensor(0.5).double()
+    assert intarsia.verify(write_hf(tmp_path, odd | single)).sound

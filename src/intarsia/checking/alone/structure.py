@@ -146,19 +146,23 @@ def shared_bytes(manifest: Manifest) -> Iterator[Fault]:
 
 
 def mixed_dtypes(manifest: Manifest) -> Iterator[Fault]:
-    """Tensors in one element type whose like in all other layers are in another of its width."""
-    alike: dict[tuple[str, str], dict[str, list[str]]] = {}
+    """Tensors in one element type whose like in all other layers are in another of its width.
+
+    Integers are like numbers where their shape is: a header that is wrong says nothing of that.
+    """
+    alike: dict[tuple[str, str], dict[str, list[Stored]]] = {}
     for stored in manifest.stored.values():
-        place = place_of(_first(stored))
-        by_type = alike.setdefault((place.kind, place_of(stored.name).template), {})
-        by_type.setdefault(stored.dtype.name, []).append(_first(stored))
+        key = place_of(_first(stored)).kind, place_of(stored.name).template
+        alike.setdefault(key, {}).setdefault(stored.dtype.name, []).append(stored)
     for (_, template), by_type in alike.items():
         if by_type.keys() in _MISTAKEN:
             few_, many = sorted(by_type, key=lambda t: len(by_type[t]))
-            names = by_type[few_]
+            shapes = {stored.shape for stored in by_type[many] if stored.layout.size > 1}
+            floats = by_type.keys() == {"F16", "BF16"}
+            names = [_first(s) for s in by_type[few_] if floats or s.shape in shapes]
             rest = f"the other {len(by_type[many])} of `{template}` in {many}"
-            text = f"{few(names)} in {few_}, {rest}"
-            yield Fault("dtype-mixed", tuple(names), "", text)
+            if names:
+                yield Fault("dtype-mixed", tuple(names), "", f"{few(names)} in {few_}, {rest}")
 
 
 def beyond_configuration(manifest: Manifest) -> Iterator[Fault]:
