@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import intarsia
-from intarsia.errors import FamilyError, UsageError
+from intarsia.errors import FamilyError, ForeignNamesError, UsageError
 from intarsia.planning.inventory import left_out
 from tests.checkpoints import assert_same, write_dcp
 
@@ -139,6 +139,34 @@ def test_a_factor_without_its_other_half_is_refused(adapter: Path) -> None:
     save_file(tensors, file)
     with pytest.raises(FamilyError, match=r"lora_A\.weight` has no matching factor B"):
         intarsia.open(adapter)
+
+
+def test_names_that_peft_does_not_look_for_are_foreign(adapter: Path) -> None:
+    """PEFT leaves the factors out, and the model is as it was without them."""
+    file = adapter / "adapter_model.safetensors"
+    tensors = load_file(file)
+    root, lost = "base_model.model.", "model.layers.0.mlp.down_proj"
+    for bare in (lost, "model."):
+        names = {n: n.removeprefix(root) if n.startswith(root + bare) else n for n in tensors}
+        save_file({names[n]: x for n, x in tensors.items()}, file)
+        with pytest.raises(
+            ForeignNamesError, match=rf"`{lost}`[\s\S]*'base_model\.model\.' before"
+        ):
+            intarsia.open(adapter)
+        assert [fault.kind for fault in intarsia.verify(adapter).faults] == ["names-foreign"]
+    assert torch.equal(logits(adapter), base()(WORDS).logits)
+
+
+def test_a_module_that_lacks_both_factors_where_most_layers_have_them_is_noted(
+    adapter: Path, tmp_path: Path
+) -> None:
+    file, lost = adapter / "adapter_model.safetensors", "base_model.model.model.layers.1.mlp"
+    tensors = load_file(file)
+    assert "factors of LoRA" not in "".join(intarsia.verify(adapter).notes)
+    third = {n.replace("layers.0", "layers.2"): x * 2 for n, x in tensors.items()}
+    save_file(third | {n: x for n, x in tensors.items() if lost not in n}, file)
+    for report in (intarsia.verify(adapter), intarsia.convert(adapter, tmp_path / "out", to="hf")):
+        assert f"no factors of LoRA for `{lost}.down_proj`" in "".join(report.notes)
 
 
 def test_factors_of_dora_without_their_magnitude_are_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import intarsia
 from tests.checkpoints import write_dcp, write_hf
@@ -161,6 +161,13 @@ def adapter_to_megatron(tmp: Path) -> None:
 @refusal("A PEFT adapter of another rank than its configuration", area="adapters")
 def adapter_rank(tmp: Path) -> None:
     intarsia.open(adapter(tmp / "adapter", rank=16))
+
+
+@refusal("A PEFT adapter under names that PEFT does not look for", area="adapters")
+def adapter_names(tmp: Path) -> None:
+    file = adapter(tmp / "adapter") / "adapter_model.safetensors"
+    save_file({name.split(".", 2)[2]: x for name, x in load_file(file).items()}, file)
+    intarsia.open(tmp / "adapter")
 
 
 @refusal("A PEFT adapter without its configuration", area="adapters")

@@ -148,7 +148,7 @@ def shared_bytes(manifest: Manifest) -> Iterator[Fault]:
 def mixed_dtypes(manifest: Manifest) -> Iterator[Fault]:
     """Tensors in one element type whose like in all other layers are in another of its width.
 
-    Integers are like numbers where their shape is: a header that is wrong says nothing of that.
+    Integers only where the shapes are alike, too: a header that names the wrong type leaves them.
     """
     alike: dict[tuple[str, str], dict[str, list[Stored]]] = {}
     for stored in manifest.stored.values():

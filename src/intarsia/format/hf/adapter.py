@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from intarsia.errors import FamilyError
+from intarsia.errors import FamilyError, ForeignNamesError, few
 from intarsia.format.complaint import Complain, Complaint
 from intarsia.format.folder.adapters import CONFIG, FACTOR, is_adapter
 from intarsia.format.folder.side_files import read_config
@@ -16,6 +17,11 @@ from intarsia.planning.manifest import Manifest
 from intarsia.planning.whole_tensor import WholeTensor
 from intarsia.store.address import named
 from intarsia.store.reading.lookup import is_file, is_folder
+
+_ROOT = "base_model.model."
+"""What PEFT looks for a factor under; it leaves a module out of whose names it finds none."""
+
+_LAYER = re.compile(r"(.*?\.)(\d+)(\..*)")
 
 
 def stem_for(src: Manifest | None) -> str:
@@ -36,25 +42,58 @@ def stem_for(src: Manifest | None) -> str:
     return stem if is_folder(named(src.path)) or is_own(stem) else MODEL
 
 
-def check_adapter(root: PurePath, stored: Iterable[WholeTensor], complain: Complain) -> None:
-    """Complain where the factors of an adapter are not what its configuration says."""
+def check_adapter(
+    root: PurePath, stored: Iterable[WholeTensor], complain: Complain
+) -> tuple[str, ...]:
+    """Complain where the factors of an adapter are not what its configuration says; what it may lack."""
     if not is_file(root / CONFIG):
         error = FamilyError(
             f"{root} holds an adapter and no {CONFIG}",
             hint="PEFT cannot load it: restore the file that was saved with it",
         )
         complain(Complaint(error, (CONFIG,)))
-        return
-    config = read_config(root / CONFIG)
+        return ()
+    config, shapes = read_config(root / CONFIG), {s.key: s.shape for s in stored}
     if config.get("peft_type") != "LORA":
-        return
-    for text, names in _faults(config, {s.key: s.shape for s in stored}):
+        return ()
+    modules = {found["module"] for name in shapes if (found := FACTOR.match(name))}
+    if astray := sorted(module for module in modules if not module.startswith(_ROOT)):
+        complain(Complaint(_without_root(astray, len(modules), root)))
+    for text, names in _faults(config, shapes):
         error = FamilyError(
             f"{text} - at {root / CONFIG}",
             hint="the configuration and the weights belong to different adapters: restore the"
             " one that is wrong",
         )
         complain(Complaint(error, (CONFIG,), names))
+    return tuple(_holes(modules))
+
+
+def _without_root(astray: list[str], of: int, root: PurePath) -> ForeignNamesError:
+    return ForeignNamesError(
+        f"the factors of {len(astray)} of {of} modules do not have names that begin with {_ROOT!r}:"
+        f" {few([f'`{module}`' for module in astray], 3)} - at {root}",
+        hint=f"PEFT loads the model without them: save with PEFT's save_pretrained, or put {_ROOT!r}"
+        " before these names",
+    )
+
+
+def _holes(modules: Iterable[str]) -> Iterator[str]:
+    """Modules without factors where the same ones of most other layers have some."""
+    stacks: dict[str, dict[str, set[int]]] = {}
+    for module in modules:
+        if found := _LAYER.fullmatch(module):
+            before, number, after = found.groups()
+            stacks.setdefault(before, {}).setdefault(after, set()).add(int(number))
+    for before, held in sorted(stacks.items()):
+        layers = set().union(*held.values())
+        most = {after: at for after, at in held.items() if 2 * len(at) > len(layers)}
+        lost = [f"`{before}{k}{after}`" for after, at in most.items() for k in sorted(layers - at)]
+        if lost:
+            yield (
+                f"no factors of LoRA for {few(sorted(lost), 4)}, which most layers have: if they were"
+                " lost, PEFT makes new ones that change nothing"
+            )
 
 
 def _faults(

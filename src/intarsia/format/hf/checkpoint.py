@@ -85,11 +85,12 @@ class Hf(Format):
                 with going_on(complain, f"{OPTIMIZER}/{ENTRIES}"):
                     entries = _entries_of(folder)
             modelopt = None
+            lacks: tuple[str, ...] = ()
             if any(stem_of_file(file) == ADAPTER for file in files):
                 config = None  # a model's configuration says nothing of an adapter
                 if a_folder:
                     with going_on(complain, ADAPTER_CONFIG):
-                        check_adapter(root, found.values(), complain)
+                        lacks = check_adapter(root, found.values(), complain)
             else:
                 with going_on(complain, "config.json"):
                     config = choose_config(config, root)
@@ -110,7 +111,7 @@ class Hf(Format):
             absent=named.absent,
             problems=named.problems,
             metadata=headers.agreed,
-            notes=(*named.notes, *headers.notes()),
+            notes=(*named.notes, *headers.notes(), *lacks),
             section=tuple(section),
             state_unclear=named.unclear,
             quantised=named.quantised,
