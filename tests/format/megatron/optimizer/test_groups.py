@@ -16,6 +16,7 @@ from intarsia.format.megatron.optimizer.groups_to_write import (
 from intarsia.format.optimizer_state.parameter_groups import Group, Groups
 
 EXPERT = "decoder.layers.0.mlp.experts.experts.0.linear_fc2.weight"
+EXPERT_BIAS = "decoder.layers.0.mlp.experts.experts.0.linear_fc2.bias"
 OTHER = "decoder.layers.0.self_attention.linear_proj.weight"
 NORM = "decoder.final_layernorm.weight"
 ROWS = [(OTHER, 2, "o"), (NORM, 1, "n"), (EXPERT, 2, "e")]
@@ -66,7 +67,7 @@ def test_experts_with_settings_of_their_own_stay_parallel() -> None:
     chain = as_megatron(groups, ROWS, 3, chained=True)
     assert keys(chain) == [(1.0, False, 0.1), (0.0, False, 0.1), (1.0, True, 0.3)]
     with pytest.raises(UsageError, match="expert-parallel experts are trained with other"):
-        chained_as(chain, [name for name, _, _ in ROWS], chained=False)
+        chained_as(chain, ROWS, chained=False)
 
 
 def test_groups_that_megatron_cannot_tell_apart_are_refused() -> None:
@@ -90,12 +91,13 @@ def test_steps_without_groups_are_kept() -> None:
 
 def test_a_chain_follows_the_parallelism_of_experts() -> None:
     chain = as_megatron(TORCH, ROWS, 3, chained=True)
-    names = [name for name, _, _ in ROWS]
-    assert chained_as(chain, names, chained=True) is chain
-    single = chained_as(chain, names, chained=False)
+    assert chained_as(chain, ROWS, chained=True) is chain
+    single = chained_as(chain, ROWS, chained=False)
     assert keys(single) == [(1.0, False, 0.1), (0.0, False, 0.2)]
-    assert keys(chained_as(single, names, chained=True)) == keys(chain)
-    assert chained_as(single, [OTHER, NORM], chained=True) is single
+    assert keys(chained_as(single, ROWS, chained=True)) == keys(chain)
+    assert chained_as(single, ROWS[:2], chained=True) is single
+    biased = [*ROWS, (EXPERT_BIAS, 1, "b")]
+    assert keys(chained_as(single, biased, chained=True)) == [*keys(chain), (0.0, True, 0.2)]
 
 
 def test_steps_and_groups_are_found_by_megatrons_rule() -> None:
@@ -136,7 +138,7 @@ def test_groups_that_differ_in_their_rates_stay_apart_where_experts_join_the_res
         0: {"optimizer": {"param_groups": dense}},
         1: {"optimizer": {"param_groups": experts}},
     }
-    assert groups_in(chained_as(chain, [EXPERT], chained=False)) == dense
+    assert groups_in(chained_as(chain, ROWS[2:], chained=False)) == dense
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def group_for(
     `args` are those of the run that saved them.
     """
     args = args or {}
-    free = axes < 2 or name.endswith(".bias")
+    free = is_free(name, axes)
     if args.get("apply_wd_to_qk_layernorm") and _QK_NORMS.search(name):
         free = False
     found = _fitting(groups, EXPERTS in name)
@@ -108,6 +108,11 @@ def group_for(
         rate = args.get("decoupled_lr")
         found = [i for i in found if _is_decoupled(groups[i], rate) == ends]
     return found[0] if len(found) == 1 else None
+
+
+def is_free(name: str, axes: int) -> bool:
+    """Whether Megatron exempts a parameter from weight decay, where no argument says otherwise."""
+    return axes < 2 or name.endswith(".bias")
 
 
 def _is_decoupled(group: Mapping[str, Any], rate: Any) -> bool:

@@ -9,17 +9,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from intarsia.errors import FormatError, UsageError
-from intarsia.format.megatron.optimizer.groups import EXPERTS, groups_in
+from intarsia.format.megatron.optimizer.groups import EXPERTS, groups_in, is_free
 from intarsia.format.optimizer_state.learning_rates import OVERRIDES
 from intarsia.format.optimizer_state.parameter_groups import Group, Groups, different_fields, merged
 
+Row = tuple[str, int, str]
+"""A parameter: Megatron's name, the number of axes, and a logical tensor of it."""
+
 
 def as_megatron(
-    groups: Groups | None, rows: Iterable[tuple[str, int, str]], step: int | None, chained: bool
+    groups: Groups | None, rows: Iterable[Row], step: int | None, chained: bool
 ) -> dict[Any, Any]:
     """The optimizer's part of the common state, with a group for every kind of parameter there is.
 
-    `rows` are the parameters: Megatron's name, the number of axes, and a logical tensor of each.
     Raise where groups of torch's that have unlike settings meet in one of Megatron's.
     """
     links: dict[bool, list[dict[str, Any]]] = {}
@@ -38,14 +40,14 @@ Kind = tuple[bool, bool]
 
 
 def _by_kind(
-    groups: Groups | None, rows: Iterable[tuple[str, int, str]], chained: bool
+    groups: Groups | None, rows: Iterable[Row], chained: bool
 ) -> dict[Kind, dict[str, Any]]:
     """The settings of every kind of parameter, which all groups of torch's with such members share."""
     each = merged(groups.each) if groups else ()
     of = {m: k for k, group in enumerate(each) for m in group.members}
     held: dict[Kind, dict[int, list[str]]] = {}
     for name, axes, member in rows:
-        kind = (chained and EXPERTS in name, axes < 2 or name.endswith(".bias"))
+        kind = (chained and EXPERTS in name, is_free(name, axes))
         places = held.setdefault(kind, {})
         # A parameter of no group is not trained; a single group needs no list of members.
         place = 0 if len(each) == 1 else of.get(member)
@@ -86,18 +88,19 @@ def _unlike(each: tuple[Group, ...], unlike: Mapping[Kind, Mapping[int, list[str
     return "\n".join(lines)
 
 
-def chained_as(optimizer: dict[Any, Any], names: Iterable[str], chained: bool) -> dict[Any, Any]:
+def chained_as(optimizer: dict[Any, Any], rows: Iterable[Row], chained: bool) -> dict[Any, Any]:
     """An optimizer's part of the common state as a run has it in which experts are parallel, or are not.
 
     Parallel experts are trained by an optimizer of their own, the second of a chain.
     """
     groups = groups_in(optimizer)
     apart = any(g.get("is_expert_parallel") for g in groups)
-    wanted = chained and any(EXPERTS in name for name in names)
-    if not groups or apart == wanted:
+    wanted = {is_free(name, axes) for name, axes, _ in rows if chained and EXPERTS in name}
+    if not groups or apart == bool(wanted):
         return optimizer
     if wanted:
-        experts = [g | {"is_expert_parallel": True} for g in groups if g.get("wd_mult") != 0.0]
+        held = (g for g in groups if (g.get("wd_mult") == 0.0) in wanted)
+        experts = [g | {"is_expert_parallel": True} for g in held]
         return {0: optimizer, 1: {"optimizer": {"param_groups": experts}}}
     if sorted(optimizer, key=str) != [0, 1]:
         return optimizer

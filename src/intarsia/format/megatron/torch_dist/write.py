@@ -200,17 +200,17 @@ def _optimizer(
     found = optimizer_of(source, options.entries)
     later = options.rates is not None or saved_later(arguments_of(source), groups_in(found))
     chained = experts_apart(options.mesh, later=later)
-    found = chained_as(found, (t.name for t in targets), chained)
+    rows = [
+        (t.name, len(t.shape), member)
+        for t in targets
+        if not is_state(t.name)
+        for member in t.layout.tensors
+    ]
+    found = chained_as(found, rows, chained)
     step = None if options.step is None else int(options.step)
     for group in groups_in(found) if step is not None else ():
         group.setdefault("step", step)
     if not found and (options.groups is not None or step is not None):
-        rows = (
-            (t.name, len(t.shape), member)
-            for t in targets
-            if not is_state(t.name)
-            for member in t.layout.tensors
-        )
         found = as_megatron(options.groups, rows, step, chained)
     elif COMMON_OBJECT not in options.entries:
         check_distinguishable(groups_in(found))
