@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import intarsia
 from intarsia.checkpoint import Checkpoint
-from intarsia.errors import CoverageError
+from intarsia.errors import CoverageError, UsageError
 from intarsia.format import registry as formats
 from intarsia.live.megatron_load import load_parameters
 from tests.checkpoints import write_hf
@@ -112,3 +113,28 @@ def test_entries_that_a_checkpoint_lacks_stay_the_callers(tmp_path: Path) -> Non
         assert (state["iteration"], state["mine"]) == (iteration, "as it was")
         assert [*report.kept] == kept
         assert f"kept     {', '.join(kept)}: it has no source" in str(report)
+
+
+def test_counters_of_one_parameter_that_differ_are_refused(tmp_path: Path) -> None:
+    source = hf_with_optimizer(tmp_path / "hf", weights(DENSE), DENSE)
+    file = source / "optimizer" / "model.safetensors"
+    up = {"optimizer.step.model.layers.0.mlp.up_proj.weight": torch.tensor(9.0)}
+    save_file(load_file(file) | up, file, {"format": "pt"})
+    param, step = Parameter((48, 16), 0, 768, 1, 0), torch.zeros(())
+    with (
+        Checkpoint(formats.read_manifest(source)) as ck,
+        pytest.raises(CoverageError, match=r"are \[7.0, 9.0\], and one parameter holds them all"),
+    ):
+        load_parameters(ck, {FC1: param}, {FC1: {"step": step}})
+    assert not param.local.any()
+
+
+def test_states_of_what_is_not_to_be_filled_are_refused(tmp_path: Path) -> None:
+    source = hf_with_optimizer(tmp_path / "hf", weights(DENSE), DENSE)
+    param, state = Parameter((48, 16), 0, 768, 1, 0), {"step": torch.zeros(())}
+    with (
+        Checkpoint(formats.read_manifest(source)) as ck,
+        pytest.raises(UsageError, match=r"states are given of 1 .*: decoder.layers.0.mlp"),
+    ):
+        load_parameters(ck, {FC1: param}, {FC1.removeprefix("module.module."): state})
+    assert not param.local.any()

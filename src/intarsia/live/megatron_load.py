@@ -11,12 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from intarsia.checkpoint import Checkpoint
-from intarsia.errors import CoverageError, FamilyError, few
+from intarsia.errors import CoverageError, FamilyError, UsageError, few
 from intarsia.family import Param, table_for
 from intarsia.format.megatron.fsdp_dtensor.keys import FsdpRows, canonical
 from intarsia.layout import Layout
 from intarsia.live.loading.fill import fill, prove
+from intarsia.live.loading.optimizer import counter_holdings, set_counters
 from intarsia.live.megatron.model import unwrapped
 from intarsia.live.megatron_fsdp import Item
 from intarsia.live.model.holding import Holding, memory_of
@@ -58,12 +61,18 @@ def load_parameters(
             f"the model family of {checkpoint.manifest.path} is not known",
             hint="open it with its config.json",
         )
+    states = states or {}
+    if strange := [*states.keys() - params.keys()]:
+        raise UsageError(
+            f"states are given of {len(strange)} parameters that are not: {few(sorted(strange), 4)}",
+            hint="give states under the names of their parameters",
+        )
     rows, loader = FsdpRows(table), _Loader(checkpoint)
     for name, param in params.items():
         item, known = Item.of(param), canonical(unwrapped(name_of(name)))
         row = rows.local(known, item.shape, item.tp, item.tp_rank)
         loader.weight(name, row, item, param)
-        for kind, value in (states or {}).get(name, {}).items():
+        for kind, value in states.get(name, {}).items():
             loader.state(f"{name}.{kind}", row, item, kind, value)
     if loader.missing:
         shown = few(loader.missing, 4)
@@ -71,7 +80,12 @@ def load_parameters(
             f"{len(loader.missing)} tensors have no source in {checkpoint.manifest.path}: {shown}",
             hint="use the model's own checkpoint, or leave the optimizer state out",
         )
-    fillings = prove(loader.holdings, checkpoint.manifest)
+    counters = counter_holdings(checkpoint.manifest, loader.counters)
+    steps, fillings = (
+        prove(held, checkpoint.manifest) for held in (counters.values(), loader.holdings)
+    )
+    fill(checkpoint.source, steps, Budget.of(None, None))
+    set_counters(loader.counters, counters)
     fill(checkpoint.source, fillings, Budget.of(None, None))
     return loader.loaded
 
@@ -82,6 +96,7 @@ class _Loader:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
         self.holdings: list[Holding] = []
+        self.counters: list[tuple[torch.Tensor, tuple[str, ...]]] = []
         self.missing: list[str] = []
         self.loaded = Loaded()
 
@@ -98,11 +113,17 @@ class _Loader:
     def state(self, name: str, row: Param | None, item: Item, kind: str, value: Any) -> None:
         if row is None or not hasattr(value, "ndim"):
             self.loaded.kept.append(name)
-        elif kind == STEP or not value.ndim:
-            counter = Layout.of(of_kind(kind)(row.layout.tensors[0]), ())
-            self._hold(name, counter, PLAIN, Item((), 0, 1), value)
+        elif not value.ndim or (kind == STEP and value.shape == (1,)):
+            self._count(name, tuple(map(of_kind(kind), row.layout.tensors)), value)
         else:
             self._hold(name, row.layout.rename(of_kind(kind)), PLAIN, item, value)
+
+    def _count(self, name: str, names: tuple[str, ...], tensor: Any) -> None:
+        if any(n not in self.checkpoint for n in names):
+            self.missing.append(name)
+            return
+        self.counters.append((memory_of(tensor), names))
+        self.loaded.filled.append(name)
 
     def _hold(self, name: str, layout: Layout, value: Value, item: Item, tensor: Any) -> None:
         if any(n not in self.checkpoint for n in layout.tensors):

@@ -83,7 +83,7 @@ class OptimizerFilling:
             groups = with_tensors(groups, manifest)
             agreed = agreed_groups(optimizer, rows, groups)
         states = state_to_fill(optimizer, rows, manifest, entries, part_of, groups, strict=strict)
-        counters = _counter_holdings(manifest, states.counters)
+        counters = counter_holdings(manifest, states.counters)
         if optimizer.whole is not None:
             optimizer.whole.check(states.fresh, manifest.path)
         if agreed is not None:
@@ -95,7 +95,7 @@ class OptimizerFilling:
     def put(self, entries: Mapping[str, bytes], where: str) -> list[str]:
         """Give the optimizer what was read; remarks on its settings."""
         notes = ["the optimizer keeps its own hyperparameters, as asked"]
-        _set_counters(self.states.counters, self.counters)
+        set_counters(self.states.counters, self.counters)
         put(self.optimizer.held, self.states.fresh, shared_in(entries))
         if self.agreed is not None:
             notes = put_groups(self.optimizer.settings, self.agreed)
@@ -108,7 +108,7 @@ class OptimizerFilling:
         return notes
 
 
-def _counter_holdings(
+def counter_holdings(
     manifest: Manifest, counters: Iterable[tuple[torch.Tensor, tuple[str, ...]]]
 ) -> dict[str, Holding]:
     """Memory for each step that the checkpoint has of the counters' parameters."""
@@ -119,7 +119,7 @@ def _counter_holdings(
     return found
 
 
-def _set_counters(
+def set_counters(
     counters: Iterable[tuple[torch.Tensor, tuple[str, ...]]], read: Mapping[str, Holding]
 ) -> None:
     """Set the steps that were read; those of the parts of one parameter must agree."""
