@@ -16,14 +16,14 @@ import re
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
-from struct import unpack
 from typing import Any
 from zipfile import ZipFile, ZipInfo
 
 from intarsia.errors import FormatError
 from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT
-from intarsia.format.torch_file.inert import Inert, Tensor
+from intarsia.format.torch_file.inert import Inert
+from intarsia.format.torch_file.plain import number_in
 from intarsia.format.torch_file.torch_frame import write_object
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.store.reading.folder import Folder
@@ -76,11 +76,8 @@ def counters_of(entries: Mapping[str, bytes]) -> dict[str, int | float]:
     state = read_object(entries[TRAIN_STATE], TRAIN_STATE) if TRAIN_STATE in entries else {}
     found: dict[str, int | float] = {}
     for name, value in state.items() if isinstance(state, dict) else ():
-        if isinstance(value, Tensor) and not value.shape and name in _COUNTERS:
-            form = {"I64": "<q", "I32": "<i", "F32": "<f", "F64": "<d"}.get(value.dtype.name)
-            data = value.storage.data
-            if form and data is not None and len(data) == value.dtype.itemsize:
-                found[_COUNTERS[name]] = unpack(form, data)[0]
+        if name in _COUNTERS and type(number := number_in(value)) in (int, float):
+            found[_COUNTERS[name]] = number
     return found
 
 

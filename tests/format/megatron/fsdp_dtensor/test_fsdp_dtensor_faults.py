@@ -341,14 +341,15 @@ def test_tensors_that_megatron_has_no_name_for_are_refused(name: str, tmp_path: 
     assert not (tmp_path / "fsdp").exists()
 
 
-def test_steps_that_only_the_groups_count_are_every_parameters(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [7, torch.tensor([7])], ids=["number", "tensor"])
+def test_steps_that_only_the_groups_count_are_every_parameters(step: Any, tmp_path: Path) -> None:
     """TransformerEngine's Adam keeps no step by parameter."""
     tensors = written(tmp_path, SPARSE)
     kept = {key: x for key, x in tensors.items() if not key.endswith(".step")}
     assert len(kept) < len(tensors)
     names = {key.removeprefix("model.module.") for key in kept if key.startswith("model.")}
     meta = "optimizer.param_to_group_meta.module.module.module."
-    steps = {f"{meta}{PART.sub('', name)}.step": 7 for name in names}
+    steps = {f"{meta}{PART.sub('', name)}.step": step for name in names}
     path = saved(tmp_path / "groups", kept, **steps)
     assert_same(logical_tensors(path, SPARSE), expected(tmp_path))
     assert intarsia.verify(path, tmp_path / "fsdp", config=SPARSE)

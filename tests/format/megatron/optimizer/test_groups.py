@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
+import torch
 
 from intarsia.errors import FormatError, UsageError
 from intarsia.format.megatron.optimizer.groups import group_for, groups_in, optimizer_of, step_for
@@ -14,6 +16,7 @@ from intarsia.format.megatron.optimizer.groups_to_write import (
     check_distinguishable,
 )
 from intarsia.format.optimizer_state.parameter_groups import Group, Groups
+from intarsia.format.torch_file.torch_zip import read_object
 
 EXPERT = "decoder.layers.0.mlp.experts.experts.0.linear_fc2.weight"
 EXPERT_BIAS = "decoder.layers.0.mlp.experts.experts.0.linear_fc2.bias"
@@ -152,3 +155,19 @@ def test_each_optimizer_of_a_chain_gives_its_groups_the_step_beside_them(
 
     found = optimizer_of({"optimizer": {0: one(said), 1: one(7)}}, {})
     assert [group.get("step") for group in groups_in(found)] == [step, 9, 7, 9]
+
+
+def test_settings_that_are_tensors_of_one_number_are_that_number() -> None:
+    """An Adam that is captured in a graph keeps its rate and its step so."""
+    group = {"lr": torch.tensor(0.25), "step": torch.tensor([3, 7])[1], "betas": torch.zeros(2)}
+    state = {"param_groups": [group]}
+    common = read_object(saved({"optimizer": {"optimizer": state}}), "common")
+    shared = {"optimizer.distributed.dp_group_idx_0.optimizer/shard_0_1": saved([state])}
+    for found in (optimizer_of(common, {}), optimizer_of({}, shared)):
+        assert groups_in(found) == [{"lr": 0.25, "step": 7}]
+
+
+def saved(value: Any) -> bytes:
+    out = io.BytesIO()
+    torch.save(value, out)
+    return out.getvalue()

@@ -20,7 +20,7 @@ from intarsia.format.megatron.frame import COUNTERS, SCHEDULER
 from intarsia.format.megatron.fsdp_dtensor.keys import PART, group_of, section_of
 from intarsia.format.megatron.optimizer.groups import counters, grouped
 from intarsia.format.optimizer_state.parameter_groups import Groups
-from intarsia.format.torch_file.plain import plain
+from intarsia.format.torch_file.plain import number_in, plain
 from intarsia.format.torch_file.torch_zip import Payload, read_object, read_payload
 from intarsia.planning.manifest import Entry, Logical, Stored
 from intarsia.state.names import parameter_of, step_of
@@ -68,7 +68,7 @@ def values_of(entries: Mapping[str, bytes]) -> dict[str, Any]:
     found = {}
     for name, data in entries.items():
         try:
-            value = plain(read_object(data, name))
+            value = plain(number_in(read_object(data, name)))
         except FormatError:
             continue
         if type(value) in (type(None), bool, int, float, str, list, tuple, dict):
@@ -156,13 +156,13 @@ def steps_in_groups(
 ) -> tuple[dict[str, Stored], bytes]:
     """The steps of parameters that have none of their own: TransformerEngine's Adam counts by group."""
     said = {
-        of[0]: x for n, x in metadata.objects.items() if (of := group_of(n)) and of[1] == "step"
+        of[0]: x for n, x in entries_of(metadata).items() if (of := group_of(n)) and of[1] == "step"
     }
 
     @cache  # each of a parameter's moments asks
     def number(parameter: str) -> Any:
         entry = said[parameter]
-        return plain(read_object(folder.read_small(*entry.place), entry.name))
+        return plain(number_in(read_object(folder.read_small(*entry.place), entry.name)))
 
     def step(s: Stored) -> Any:
         parameter = _parameter(s)

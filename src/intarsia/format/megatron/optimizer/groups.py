@@ -20,8 +20,7 @@ from intarsia.dtypes import BY_NAME
 from intarsia.errors import FormatError
 from intarsia.format.optimizer_state.learning_rates import OVERRIDES
 from intarsia.format.optimizer_state.parameter_groups import Group, Groups, merged
-from intarsia.format.torch_file.inert import Tensor
-from intarsia.format.torch_file.plain import plain
+from intarsia.format.torch_file.plain import number_in, plain
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.layout import Layout
 from intarsia.mesh import Box
@@ -76,7 +75,8 @@ def optimizer_of(common: Mapping[str, Any], entries: Mapping[str, bytes]) -> dic
             if not isinstance(into, dict):
                 raise FormatError(f"the optimizer's state {link} is no dictionary - at {name}")
             into["optimizer"] = plain(groups[0])
-    _take_common_step(found, common.get("optimizer"))
+            _take_tensors(into["optimizer"], groups[0])
+    _take_tensors(found, common.get("optimizer"))
     return found
 
 
@@ -142,28 +142,26 @@ def _is_step(step: Any) -> TypeGuard[float]:
     return isinstance(step, int | float) and type(step) is not bool and abs(step) <= _MAX_STEP
 
 
-def _take_common_step(optimizer: Any, said: Any) -> None:
-    """Give groups the one step that Megatron's undistributed optimizers keep in the state beside them.
+def _take_tensors(optimizer: Any, said: Any) -> None:
+    """Give groups the settings that are tensors of one number, and the step that undistributed optimizers keep beside.
 
     `said` is the optimizer as it is stored, with its tensors.
     """
     if not isinstance(optimizer, dict) or not isinstance(said, dict):
         return
-    state, groups = said.get("state"), optimizer.get("param_groups")
-    step = _step_in(state.get("common_step")) if isinstance(state, dict) else None
-    for group in groups_in({"param_groups": groups}) if step is not None else ():
-        group.setdefault("step", step)
+    state, groups = said.get("state"), groups_in({"param_groups": optimizer.get("param_groups")})
+    for group, stored in zip(
+        groups, groups_in({"param_groups": said.get("param_groups")}), strict=False
+    ):
+        for key, value in stored.items():
+            if type(number := number_in(value)) in (int, float):
+                group.setdefault(key, number)
+    step: Any = number_in(state.get("common_step")) if isinstance(state, dict) else None
+    for group in groups if _is_step(step) else ():
+        # As Megatron writes it, where it is a whole number.
+        group.setdefault("step", int(step) if step == int(step) else step)
     for key, value in optimizer.items():
-        _take_common_step(value, said.get(key))
-
-
-def _step_in(said: Any) -> float | None:
-    """The step that a number says, or a tensor of one; as Megatron writes it, where it is a whole number."""
-    if isinstance(said, Tensor) and said.dtype.name == "F32" and said.storage.data is not None:
-        (said,) = struct.unpack_from("<f", said.storage.data, 4 * said.storage_offset)
-    if not _is_step(said):
-        return None
-    return int(said) if said == int(said) else said
+        _take_tensors(value, said.get(key))
 
 
 def steps_of(
