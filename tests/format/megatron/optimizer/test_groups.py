@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import io
+import struct
 from typing import Any
 
 import pytest
 import torch
 
+from intarsia.dtypes import BY_NAME
 from intarsia.errors import FormatError, UsageError
-from intarsia.format.megatron.optimizer.groups import group_for, groups_in, optimizer_of, step_for
+from intarsia.format.megatron.optimizer.groups import (
+    group_for,
+    groups_in,
+    optimizer_of,
+    step_for,
+    steps_of,
+)
 from intarsia.format.megatron.optimizer.groups_to_write import (
     as_megatron,
     chained_as,
@@ -17,11 +25,15 @@ from intarsia.format.megatron.optimizer.groups_to_write import (
 )
 from intarsia.format.optimizer_state.parameter_groups import Group, Groups
 from intarsia.format.torch_file.torch_zip import read_object
+from intarsia.layout import Layout
+from intarsia.planning.manifest import Logical, Stored
+from intarsia.state.names import parameter_of
 
 EXPERT = "decoder.layers.0.mlp.experts.experts.0.linear_fc2.weight"
 EXPERT_BIAS = "decoder.layers.0.mlp.experts.experts.0.linear_fc2.bias"
 OTHER = "decoder.layers.0.self_attention.linear_proj.weight"
 NORM = "decoder.final_layernorm.weight"
+F32 = BY_NAME["F32"]
 ROWS = [(OTHER, 2, "o"), (NORM, 1, "n"), (EXPERT, 2, "e")]
 TORCH = Groups((Group(("o", "e"), {"lr": 0.1}), Group(("n",), {"lr": 0.2})))
 
@@ -165,6 +177,19 @@ def test_settings_that_are_tensors_of_one_number_are_that_number() -> None:
     shared = {"optimizer.distributed.dp_group_idx_0.optimizer/shard_0_1": saved([state])}
     for found in (optimizer_of(common, {}), optimizer_of({}, shared)):
         assert groups_in(found) == [{"lr": 0.25, "step": 7}]
+
+
+def test_a_parameter_has_the_step_of_its_group_however_its_moments_are_stored() -> None:
+    groups = [{"wd_mult": 1.0, "step": 7}, {"wd_mult": 0.0, "step": 9}]
+    shapes = {f"optimizer.exp_avg.{name}": shape for name, shape in ((OTHER, (2, 3)), (NORM, (3,)))}
+    logical = {n: Logical(n, shape, F32) for n, shape in shapes.items()}
+    flat = [Stored(f"{n}@tp0", F32, Layout.of(n, x).reshape(-1), ()) for n, x in shapes.items()]
+    cut = [Stored(n, F32, Layout.of(n, x).reshape(1, 1, -1), ()) for n, x in shapes.items()]
+    for stored in (flat, cut):
+        found, data = steps_of(groups, stored, logical, {})
+        steps = struct.unpack("<2f", data)
+        at = {parameter_of(n): steps[s.chunks[0].start_bytes // 4] for n, s in found.items()}
+        assert at == {OTHER: 7, NORM: 9}
 
 
 def saved(value: Any) -> bytes:

@@ -165,14 +165,17 @@ def _take_tensors(optimizer: Any, said: Any) -> None:
 
 
 def steps_of(
-    groups: list[dict[str, Any]], stored: Iterable[Stored]
+    groups: list[dict[str, Any]],
+    stored: Iterable[Stored],
+    logical: Mapping[str, Logical],
+    args: Mapping[str, Any],
 ) -> tuple[dict[str, Stored], bytes]:
     """The step of every parameter that has moments, as torch keeps it, and the bytes that hold them."""
 
     def step(s: Stored) -> Any:
         found = step_for(groups, s.name)
-        if found is None and (place := group_for(groups, s.name, len(s.shape))) is not None:
-            return groups[place].get("step")
+        if found is None and (group := _group_of(groups, s, logical, args)) is not None:
+            return group.get("step")
         return found
 
     return counters(stored, step)
@@ -185,7 +188,7 @@ def counters(
     held: dict[float, int] = {}
     found: dict[str, Stored] = {}
     for s in stored:
-        if kind_of(s.name) in ("", MASTER, SETTING, STEP):
+        if kind_of(s.name) in ("", MASTER, SETTING, STEP) or not s.layout.tensors:
             continue
         step = step_of_state(s)
         if not _is_step(step):
@@ -207,10 +210,20 @@ def as_torch(
     """Megatron's groups with their members, in torch's terms; None where the rule does not tell."""
 
     def settings(s: Stored) -> dict[str, Any] | None:
-        place = group_for(groups, s.name, len(logical[s.layout.tensors[0]].shape), args)
-        return None if place is None else groups[place]
+        return _group_of(groups, s, logical, args)
 
     return grouped(stored, logical, settings) if groups else None
+
+
+def _group_of(
+    groups: list[dict[str, Any]],
+    s: Stored,
+    logical: Mapping[str, Logical],
+    args: Mapping[str, Any] | None,
+) -> dict[str, Any] | None:
+    """The group of what is stored: by the axes of the parameter, since states may be stored flat."""
+    place = group_for(groups, s.name, len(logical[s.layout.tensors[0]].shape), args)
+    return None if place is None else groups[place]
 
 
 def grouped(

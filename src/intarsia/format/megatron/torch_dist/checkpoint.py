@@ -103,7 +103,7 @@ class TorchDist(MegatronFormat):
         step_bytes = b""
         with going_on(complain):
             groups = groups_in(optimizer_of(common, shared))
-            steps, step_bytes = steps_of(groups, found.stored.values())
+            steps, step_bytes = steps_of(groups, found.stored.values(), found.logical, plain(args))
         counts = sorted({g["step"] for g in groups if isinstance(g.get("step"), (int, float))})
         if len(counts) > 1:
             at = " and ".join(f"{step:g}" for step in counts[:4])
