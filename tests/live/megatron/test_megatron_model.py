@@ -13,10 +13,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import intarsia
-from intarsia.errors import FamilyError, LayoutError, UsageError
+from intarsia.errors import CoverageError, FamilyError, LayoutError, UsageError
 from intarsia.live.megatron.model import is_megatron, live_tensors
 from intarsia.live.megatron.parallel import WHOLE, place_of
-from tests.live.megatron_stand_in import StandInGroup, last_stage, stand_in, write_model
+from tests.live.megatron_stand_in import CONFIG, StandInGroup, last_stage, stand_in, write_model
 
 
 @pytest.fixture
@@ -114,6 +114,13 @@ def test_a_mesh_or_an_optimizer_beside_a_megatron_model_is_refused(hf: Path) -> 
 def test_saving_asks_for_the_configuration(tmp_path: Path) -> None:
     with pytest.raises(FamilyError, match="config="):
         intarsia.save(tmp_path / "out", last_stage(1, 1))
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_models_with_the_same_layers_are_not_saved_as_one(tmp_path: Path) -> None:
+    models = [last_stage(1, 1), last_stage(1, 1)]
+    with pytest.raises(CoverageError, match=r"rank 0 holds .* of `.*` twice"):
+        intarsia.save(tmp_path / "out", models, config=CONFIG)
     assert not (tmp_path / "out").exists()
 
 

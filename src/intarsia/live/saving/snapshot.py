@@ -56,7 +56,8 @@ def snapshot(
     given = packed(extra)
     if is_megatron(model):
         refuse_optimizer(optimizer)
-        parts = {f"{p.name}{p.box}": p for p in megatron_rows.parts_of(model, config)}
+        boxes = enumerate(megatron_rows.parts_of(model, config))
+        parts = {f"{k} {p.name}{p.box}": p for k, p in boxes}
         memory_here = {key: p.memory for key, p in parts.items()}
         return Snapshot(
             memory_here,
