@@ -135,6 +135,22 @@ def test_decay_that_megatron_exempts_is_reported(tmp_path: Path) -> None:
     assert any("vectors and biases decay by 0.3" in note for note in report.notes)
 
 
+def test_parameters_whose_group_megatrons_rule_does_not_tell_are_named(tmp_path: Path) -> None:
+    source = saved(tmp_path / "dcp", FAST, SLOW)
+    done = intarsia.convert(source, tmp_path / "megatron", to="torch_dist")
+    told = intarsia.convert(tmp_path / "megatron", tmp_path / "told", to="fsdp_dtensor")
+    file = next(tmp_path.glob("megatron/*/common.pt"))
+    state = torch.load(file, weights_only=False)
+    groups = state["optimizer"]["optimizer"]["param_groups"]
+    groups.append(groups[0] | {"lr": 5e-4})
+    torch.save(state, file)
+    untold = intarsia.convert(tmp_path / "megatron", tmp_path / "fsdp", to="fsdp_dtensor")
+    text = "6 parameters have no parameter group"
+    notes = [[n for n in report.notes if text in n] for report in (done, told, untold)]
+    assert [*map(len, notes)] == [0, 0, 1]
+    assert "decoder.layers.0.self_attention.linear_proj.weight" in notes[2][0]
+
+
 def test_counters_that_contradict_their_groups_are_refused(tmp_path: Path) -> None:
     source = saved(tmp_path / "dcp", FAST, SLOW)
     intarsia.convert(source, tmp_path / "megatron", to="torch_dist")

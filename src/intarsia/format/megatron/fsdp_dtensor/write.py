@@ -25,7 +25,16 @@ from intarsia.format.megatron.common import iteration_to_resume, note_on_loading
 from intarsia.format.megatron.frame import TRACKER
 from intarsia.format.megatron.fsdp_dtensor.entries import path_of, tensor_in
 from intarsia.format.megatron.fsdp_dtensor.entries_to_write import written_entries
-from intarsia.format.megatron.fsdp_dtensor.keys import GROUP, MODEL, WRAPPERS, gated_parts, live
+from intarsia.format.megatron.fsdp_dtensor.keys import (
+    GROUP,
+    MODEL,
+    PART,
+    WRAPPERS,
+    gated_parts,
+    group_of,
+    live,
+    section_of,
+)
 from intarsia.format.megatron.keys import VOCABULARY, padded, parts_of, rows_of
 from intarsia.format.megatron.optimizer.state_tensors import state_row
 from intarsia.format.optimizer_state.parameter_groups import has_megatron_groups, has_torch_groups
@@ -248,12 +257,21 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
         folder + METADATA: write_metadata(Metadata(tensors, objects, paths, {})),
         TRACKER: str(iteration).encode(),
     }
-    return Arrangement(files.sizes, slots, files.fixed, closing, tuple(_remarks(entries)), folder)
+    return Arrangement(
+        files.sizes, slots, files.fixed, closing, tuple(_remarks(entries, targets)), folder
+    )
 
 
-def _remarks(entries: Collection[str]) -> Iterator[str]:
+def _remarks(entries: Collection[str], targets: Iterable[Target]) -> Iterator[str]:
     """What Megatron-LM asks for and the source does not tell."""
     yield from note_on_loading(entries)
+    trained = {PART.sub("", s.name) for t in targets if (s := section_of(t.name)) and s.kind}
+    untold = sorted(trained - {of[0] for name in entries if (of := group_of(name))})
+    if untold and has_megatron_groups(entries) and not has_torch_groups(entries):
+        yield (
+            f"{len(untold)} parameters have no parameter group (`param_to_group_meta`), and Megatron-LM asks for"
+            f" them: the source's groups do not say whose they are ({few(untold, 4)})"
+        )
     if has_torch_groups(entries) and not any(name.startswith(GROUP) for name in entries):
         yield (
             "the source's parameter groups have torch's form and are kept as they are: Megatron-LM"
