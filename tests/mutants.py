@@ -205,9 +205,11 @@ MUTANTS = [
         ("other boxes are alike", "key: list[Hashable] = [kind, boxes, layout.shape]", "key: list[Hashable] = [kind, layout.shape]",
          [f"{ALIKE}::test_one_damaged_layer_of_many_is_refused_as_it_is_alone"]),
     ),
+    *of("proof", "planning/proof/tiling.py", (
+        "what is saved need not tile", "if (fault := tiling_fault(shape, boxes)) is not None:", "if (fault := None) is not None:",
+        [f"{PROOF}::test_parts_that_are_saved_tile_their_tensor"],
+    )),
     *of("proof", "planning/proof/prover.py",
-        ("what is saved need not tile", "if (fault := tiling_fault(shape, boxes)) is not None:", "if (fault := None) is not None:",
-         [f"{PROOF}::test_parts_that_are_saved_tile_their_tensor"]),
         *(
             (f"anybody makes {what}", f"        if key is not _KEY:\n            raise TypeError(\"only `{who}` makes a proof\")\n{first}",
              f"        if False:\n            raise TypeError(\"only `{who}` makes a proof\")\n{first}", [f"{PROOF}::test_nothing_else_makes_a_proof"])
@@ -215,7 +217,6 @@ MUTANTS = [
                 ("a proof", "Prover", "        self.src: Final = src\n"),
                 ("proofs", "Prover", "        self.src: Final = prover.src\n"),
                 ("proofs of many that are alike", "Prover", "        self.first: Final = first\n"),
-                ("a tiling", "prove_tiling", "        self.shape: Final = shape\n"),
             )
         ),
     ),

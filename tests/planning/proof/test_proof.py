@@ -17,8 +17,7 @@ from intarsia.planning.proof import (
     AlikeTensors,
     Proofs,
     Proven,
-    Tiled,
-    prove_tiling,
+    check_tiling,
     prover_of,
 )
 from intarsia.planning.whole_tensor import WholeTensor
@@ -57,8 +56,6 @@ def test_nothing_else_makes_a_proof() -> None:
         Proofs(prover_of(src), {}, {}, {}, object())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="only `Prover`"):
         AlikeTensors(prover_of(src).tensor("w"), [0], [], object())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="only `prove_tiling`"):
-        Tiled(SHAPE, (), object())  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         replace(prover_of(src).tensor("w"), sources=())  # type: ignore[type-var]
 
@@ -279,7 +276,7 @@ def test_a_proof_is_made_once_for_a_manifest_and_anew_for_another() -> None:
 
 
 def test_parts_that_are_saved_tile_their_tensor() -> None:
-    assert prove_tiling("w", SHAPE, (rows(0, 2), rows(2, 6))).boxes == (rows(0, 2), rows(2, 6))
+    check_tiling("w", SHAPE, (rows(0, 2), rows(2, 6)))
     for wrong in ((rows(0, 4), rows(3, 5)), (rows(0, 2),), ()):
         with pytest.raises(CoverageError, match="what ranks hold of `w` does not tile it"):
-            prove_tiling("w", SHAPE, wrong)
+            check_tiling("w", SHAPE, wrong)

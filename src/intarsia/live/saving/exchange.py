@@ -114,7 +114,8 @@ def tasks_of(
     """The task of each rank; `files` are those that they write."""
     by_box = {name: {slot.box: slot for slot in found} for name, found in slots.items()}
     doubted = {
-        name: {box for box, by in x.boxes.items() if is_unproven(by)} for name, x in holders.items()
+        name: {box for box, by in boxes.items() if is_unproven(by)}
+        for name, boxes in holders.items()
     }
     tasks = []
     for each, file, nbytes in zip(held, files, file_bytes, strict=True):

@@ -40,7 +40,7 @@ class SavePlan:
         names = [[box.name for box in each.boxes] for each in held]
         entries = shared_entries(agreed_entries([each.entries for each in held], names))
         entries |= extra_entries([each.extra for each in held])
-        rows = [(name, *kind_of(x.boxes), ranks_of(x.boxes)) for name, x in holders.items()]
+        rows = [(name, *kind_of(boxes), ranks_of(boxes)) for name, boxes in holders.items()]
         arrangement = live_format().lay_out(rows, entries, len(held))
         files = [live_format().file_of(rank) for rank in range(len(held))]
         sizes = [arrangement.files.get(file, 0) for file in files]

@@ -7,13 +7,12 @@ rank's checksum must agree.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from intarsia.dtypes import DType
 from intarsia.errors import CoverageError, LayoutError
 from intarsia.live.saving.parts import HeldBox
 from intarsia.mesh import Box, Shape
-from intarsia.planning.proof import Tiled, prove_tiling
+from intarsia.planning.proof import check_tiling
 
 Key = tuple[str, Box]
 
@@ -21,20 +20,13 @@ Key = tuple[str, Box]
 Boxes = dict[Box, list[tuple[int, HeldBox]]]
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Who holds each box of a tensor, and the proof that these boxes make all of it."""
-
-    boxes: Boxes
-    tiled: Tiled
-
-
-Holders = dict[str, Held]
+Holders = dict[str, Boxes]
+"""For each tensor its boxes, which make all of it, and who holds each."""
 
 
 def holders_of(boxes_by_rank: Sequence[Sequence[HeldBox]]) -> Holders:
     """The ranks that hold each box; raise where boxes of one tensor contradict or do not tile it."""
-    found: dict[str, Boxes] = {}
+    found: Holders = {}
     for rank, said in enumerate(boxes_by_rank):
         for each in said:
             held = found.setdefault(each.name, {}).setdefault(each.box, [])
@@ -44,8 +36,7 @@ def holders_of(boxes_by_rank: Sequence[Sequence[HeldBox]]) -> Holders:
                     hint="give each tensor a name of its own",
                 )
             held.append((rank, each))
-    proven: dict[tuple[Shape, tuple[Box, ...]], Tiled] = {}
-    holders: Holders = {}
+    tiled = set[tuple[Shape, tuple[Box, ...]]]()
     for name, boxes in found.items():
         everyone = [pair for held in boxes.values() for pair in held]
         first_rank, first = everyone[0]
@@ -58,10 +49,10 @@ def holders_of(boxes_by_rank: Sequence[Sequence[HeldBox]]) -> Holders:
                     " and `shape=` to `DTensor.from_local`",
                 )
         key = (first.shape, tuple(boxes))
-        if key not in proven:
-            proven[key] = prove_tiling(name, *key)
-        holders[name] = Held(boxes, proven[key])
-    return holders
+        if key not in tiled:
+            check_tiling(name, *key)
+            tiled.add(key)
+    return found
 
 
 def kind_of(boxes: Mapping[Box, Sequence[tuple[int, HeldBox]]]) -> tuple[DType, Shape]:

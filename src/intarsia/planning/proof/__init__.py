@@ -6,10 +6,9 @@ from intarsia.planning.proof.prover import (
     Proofs,
     Proven,
     Prover,
-    Tiled,
-    prove_tiling,
     prover_of,
 )
+from intarsia.planning.proof.tiling import check_tiling
 
 __all__ = [
     "AlikeTensors",
@@ -17,7 +16,6 @@ __all__ = [
     "Proofs",
     "Proven",
     "Prover",
-    "Tiled",
-    "prove_tiling",
+    "check_tiling",
     "prover_of",
 ]

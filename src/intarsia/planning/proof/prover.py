@@ -1,4 +1,4 @@
-"""Who has a proof: `Proven` and `Tiled`, which nothing else can make.
+"""Who has a proof: a `Proven`, which nothing else can make.
 
 Whoever moves bytes asks for a `Proven`, and only `Prover` makes one.
 """
@@ -12,14 +12,13 @@ import numpy as np
 
 from intarsia.errors import CoverageError, UnsupportedError
 from intarsia.layout import Layout
-from intarsia.mesh import Box, Shape
+from intarsia.mesh import Box
 from intarsia.planning.chunks import Chunks, Numbers, Places, places_of
 from intarsia.planning.copy import Copy, sources_of
 from intarsia.planning.manifest import Manifest, Stored, Target
 from intarsia.planning.proof.alike import Alike
 from intarsia.planning.proof.links import Gap, Links, is_whole
 from intarsia.planning.proof.template import Template, Templates
-from intarsia.planning.proof.tiling import tiling_fault
 from intarsia.planning.whole_tensor import WholeTensor
 
 _SHOWN = 8
@@ -181,29 +180,6 @@ def _columns_of(held: Sequence[Held]) -> tuple[Places, Numbers] | None:
     if len(columns) < len(held) or len({id(x.places) for x in columns}) > 1:
         return None
     return columns[0].places, np.array([x.first for x in columns])
-
-
-@final
-class Tiled:
-    """Boxes that tile a tensor, as what ranks hold of one must; only `prove_tiling` makes one."""
-
-    __slots__ = ("boxes", "shape")
-
-    def __init__(self, shape: Shape, boxes: tuple[Box, ...], key: _Key) -> None:
-        if key is not _KEY:
-            raise TypeError("only `prove_tiling` makes a proof")
-        self.shape: Final = shape
-        self.boxes: Final = boxes
-
-
-def prove_tiling(name: str, shape: Shape, boxes: tuple[Box, ...]) -> Tiled:
-    """The proof that boxes tile a tensor that is to be saved; raise where they do not."""
-    if (fault := tiling_fault(shape, boxes)) is not None:
-        raise CoverageError(
-            f"what ranks hold of `{name}` does not tile it: {fault}",
-            hint="every rank of the model's mesh must call save, each with its own part",
-        )
-    return Tiled(shape, boxes, _KEY)
 
 
 def prover_of(src: Manifest) -> Prover:

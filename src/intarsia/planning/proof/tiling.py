@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from intarsia.errors import CoverageError
 from intarsia.frozen import frozen
 from intarsia.mesh import Box, Shape
 
@@ -61,6 +62,15 @@ def tiling_fault(shape: Shape, boxes: Sequence[Box]) -> TilingFault | None:
         missing=whole - covered,
         first=missing,
     )
+
+
+def check_tiling(name: str, shape: Shape, boxes: Sequence[Box]) -> None:
+    """Raise where boxes that ranks hold of a tensor do not tile it, so that it cannot be saved."""
+    if (fault := tiling_fault(shape, boxes)) is not None:
+        raise CoverageError(
+            f"what ranks hold of `{name}` does not tile it: {fault}",
+            hint="every rank of the model's mesh must call save, each with its own part",
+        )
 
 
 def first_overlap(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
