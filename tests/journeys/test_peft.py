@@ -33,11 +33,11 @@ def base() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
-def adapted(**options: object) -> PeftModel:
+def adapted(name: str = "default", **options: object) -> PeftModel:
     settings = {"r": 4, "target_modules": ["q_proj", "down_proj"], "task_type": "CAUSAL_LM"}
-    model = get_peft_model(base(), LoraConfig(**(settings | options)))
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
+    model = get_peft_model(base(), LoraConfig(**(settings | options)), adapter_name=name)
+    for key, parameter in model.named_parameters():
+        if "lora_B" in key:
             torch.nn.init.normal_(parameter, std=0.5)
     return model.eval()
 
@@ -84,7 +84,7 @@ def test_factors_of_lora_that_are_taken_for_a_model_are_called_so(
     """Those of an adapter alone, and those of a model with an adapter in it, which has a name there."""
     said = "factors of LoRA"
     factors = load_file(adapter / "adapter_model.safetensors")
-    for k, held in enumerate((factors, adapted().state_dict())):
+    for k, held in enumerate((factors, adapted(name="my-task").state_dict())):
         src = write_dcp(tmp_path / f"src{k}", {"model": held})
         for to in ("hf", "dcp"):
             (note,) = (

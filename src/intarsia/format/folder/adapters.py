@@ -14,7 +14,7 @@ from intarsia.state.names import is_state
 CONFIG = "adapter_config.json"
 FACTOR = re.compile(
     r"^(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<which>[AB])"
-    r"(?P<adapter>\.(?!weight$)\w+)?(?:\.weight)?$"
+    r"(?P<adapter>\.(?!weight$)[^.]+)?(?:\.weight)?$"
 )
 """The name of a factor of LoRA; a model that has the adapter inside names that, too."""
 
