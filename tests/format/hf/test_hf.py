@@ -144,6 +144,17 @@ def test_an_index_and_a_file_that_disagree_are_refused(sharded: Path, what: str)
         intarsia.open(sharded)
 
 
+def test_an_index_that_counts_other_bytes_than_its_tensors_have_is_noted(sharded: Path) -> None:
+    said = json.loads((sharded / INDEX).read_text())
+    total = said["metadata"]["total_size"]
+    assert "total_size" not in "".join(intarsia.verify(sharded).notes)
+    (sharded / INDEX).write_text(json.dumps(said | {"metadata": {"total_size": total + 2}}))
+    for notes in (intarsia.verify(sharded).notes, intarsia.plan(sharded, to="dcp").notes):
+        (note,) = (note for note in notes if "total_size" in note)
+        assert note.startswith(f"{INDEX} gives {total + 2:,} bytes")
+        assert note.endswith(f"have {total:,}")
+
+
 @pytest.mark.parametrize(
     "text", ["", "{}", "[]", "not json", '{"weight_map": []}', "null", '{"weight_map": 3}']
 )

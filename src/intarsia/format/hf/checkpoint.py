@@ -111,7 +111,7 @@ class Hf(Format):
             absent=named.absent,
             problems=named.problems,
             metadata=headers.agreed,
-            notes=(*named.notes, *headers.notes(), *lacks),
+            notes=(*named.notes, *headers.notes(), *lacks, *weights.notes(found)),
             section=tuple(section),
             state_unclear=named.unclear,
             quantised=named.quantised,

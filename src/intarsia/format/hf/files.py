@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePath
 
@@ -32,10 +32,20 @@ _LFS = b"version https://git-lfs"
 
 @frozen
 class WeightFiles:
-    """The files of one set; with an index, its name and the tensors that each file must hold."""
+    """The files of one set; with an index, its name, the tensors that each file must hold, and their bytes."""
 
     held: Mapping[str, list[str] | None]
     index: str = ""
+    total_bytes: int | None = None
+
+    def notes(self, found: Mapping[str, WholeTensor]) -> Iterator[str]:
+        """That the index counts other bytes than its tensors have, which no loader asks: it may be another's."""
+        held = sum(x.nbytes for x in found.values() if x.file in self.held)
+        if self.total_bytes not in (None, held):
+            yield (
+                f"{self.index} gives {self.total_bytes:,} bytes as its total_size, and its tensors have"
+                f" {held:,}"
+            )
 
 
 def has_weights(path: PurePath) -> bool:
@@ -52,7 +62,7 @@ def files_of(folder: Folder, complain: Complain) -> WeightFiles:
     stem = choose([*sets, *indexes])
     if stem is None and len(indexes) == 1:
         (only, file), *_ = indexes.items()
-        held = dict(_indexed(folder, file, complain))
+        held = _indexed(folder, file, complain).held
         stem = only if held.keys() >= set(names) else None
     if stem is None:
         _refuse_unconsolidated(folder, names)
@@ -61,8 +71,7 @@ def files_of(folder: Folder, complain: Complain) -> WeightFiles:
     if stem in indexes:
         index = indexes[stem]
         with going_on(complain, index):
-            found = _from_index(folder, index, f"{stem}.safetensors", complain)
-            return WeightFiles(dict(found), index)
+            return _from_index(folder, index, f"{stem}.safetensors", complain)
         return WeightFiles(dict.fromkeys(sets.get(stem, names)), index)
     files = sets[stem]
     if (single := f"{stem}.safetensors") in files:
@@ -94,18 +103,16 @@ def _several(root: PurePath, names: list[str]) -> FormatError:
     )
 
 
-def _from_index(
-    folder: Folder, index: str, single: str, complain: Complain
-) -> dict[str, list[str]]:
-    held = dict(_indexed(folder, index, complain))
-    if folder.has(single) and single not in held:
+def _from_index(folder: Folder, index: str, single: str, complain: Complain) -> WeightFiles:
+    found = _indexed(folder, index, complain)
+    if folder.has(single) and single not in found.held:
         error = FormatError(
-            f"{folder.root} holds both {single} and an index of {len(held)} other files",
+            f"{folder.root} holds both {single} and an index of {len(found.held)} other files",
             hint="they may be different weights: remove the one that is stale",
             kind="index-wrong",
         )
         complain(Complaint(error, (single,)))
-    return held
+    return found
 
 
 def extra_files(root: PurePath, complain: Complain) -> dict[str, list[str] | None]:
@@ -121,7 +128,7 @@ def extra_files(root: PurePath, complain: Complain) -> dict[str, list[str] | Non
         return {f"{OPTIMIZER}/{file}": names for file, names in held.items()}
 
 
-def _indexed(folder: Folder, file_name: str, complain: Complain) -> Iterable[tuple[str, list[str]]]:
+def _indexed(folder: Folder, file_name: str, complain: Complain) -> WeightFiles:
     where = folder.root / file_name
     index = parse_json(folder.read_all(file_name), str(where), hint="restore the index")
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
@@ -145,7 +152,10 @@ def _indexed(folder: Folder, file_name: str, complain: Complain) -> Iterable[tup
         )
         names = tuple(name for file in sorted(absent) for name in held[file])
         complain(Complaint(error, tuple(sorted(absent)), names))
-    return sorted((file, names) for file, names in held.items() if file not in absent)
+    there = sorted((file, names) for file, names in held.items() if file not in absent)
+    said = index.get("metadata")
+    total = said.get("total_size") if isinstance(said, dict) and not absent else None
+    return WeightFiles(dict(there), file_name, total if type(total) is int else None)
 
 
 def _refuse_unconsolidated(folder: Folder, names: Iterable[str]) -> None:
