@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import intarsia
 from intarsia.checking.alone.unmapped import copies_that_differ
@@ -15,6 +16,7 @@ from intarsia.format.dcp.archives import recorded_checksum
 from intarsia.format.dcp.data_files import open_metadata
 from intarsia.run.budget import Budget
 from intarsia.store.reading.folder import Folder
+from tests.checkpoints import write_dcp
 from tests.fixtures import fixture
 
 MEGATRON = fixture("megatron")
@@ -69,3 +71,18 @@ def test_copies_that_were_saved_unequal_are_found(tmp_path: Path) -> None:
     wrong = replace(one, chunks=other.chunks)
     (fault,) = copies_that_differ(replace(manifest, copies=(wrong,)), budget)
     assert fault.kind == "copies-differ"
+
+
+def test_bytes_after_the_last_chunk_of_a_file_are_noted(tmp_path: Path) -> None:
+    """Torch does not look at them; a file that another save wrote may have them."""
+    held = {f"w{k}": torch.randn(8, 8) for k in range(3)}
+    for k, src in enumerate((write_dcp(tmp_path / "dcp", held), MEGATRON / "td_dense_tp2")):
+        shutil.copytree(src, tmp_path / f"out{k}", copy_function=shutil.copyfile)
+        assert "after the last chunk" not in "".join(intarsia.verify(tmp_path / f"out{k}").notes)
+        file = max((tmp_path / f"out{k}").rglob("*.distcp"))
+        with file.open("ab") as data:
+            data.write(bytes(100))
+        report = intarsia.verify(tmp_path / f"out{k}")
+        assert report.sound
+        (note,) = (note for note in report.notes if "after the last chunk" in note)
+        assert note.startswith(f"100 bytes lie after the last chunk of {file.name}")

@@ -12,7 +12,7 @@ from intarsia.checking.alone.state import misshapen_state, missing_state
 from intarsia.checking.alone.structure import left_out, structure_faults
 from intarsia.checking.alone.training import notes_on_steps, rounded_masters, steps_that_disagree
 from intarsia.checking.alone.unfinished import fault_of, unfinished
-from intarsia.checking.alone.unmapped import unmapped_faults
+from intarsia.checking.alone.unmapped import notes_on_ends, unmapped_faults
 from intarsia.checking.content.masters import masters_that_differ, weights_with_masters
 from intarsia.checking.content.one_tensor import content_faults, notes_of
 from intarsia.checking.content.repeats import made_by_copying, repeat_faults
@@ -169,6 +169,7 @@ def _examined(
         *links_to_nothing(manifest.inventory),
         *notes_of(found, faults),
         *notes_on_steps(found),
+        *notes_on_ends(manifest),
         *meant,
     )
     named = manifest.format, manifest.family

@@ -6,6 +6,7 @@ A loader may read it all the same, so its checksums are checked and its copies a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 
@@ -13,10 +14,10 @@ from intarsia.checking.alone.entries import damaged_entry
 from intarsia.checking.alone.headers import is_there
 from intarsia.checking.fault import Fault
 from intarsia.checkpoint import Checkpoint
-from intarsia.errors import CoverageError, FormatError, IntarsiaError
+from intarsia.errors import CoverageError, FormatError, IntarsiaError, few
 from intarsia.format.base import Format
 from intarsia.format.registry import folder_of, format_named
-from intarsia.planning.manifest import Chunk, Manifest, Stored
+from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
 from intarsia.run.sums.checksum import crc32
@@ -46,6 +47,25 @@ def unmapped_faults(manifest: Manifest, budget: Budget) -> Iterator[Fault]:
             if (entry.file, entry.start_bytes) not in mapped:
                 yield from damaged_entry(folder, entry)
     yield from copies_that_differ(manifest, budget)
+
+
+def notes_on_ends(manifest: Manifest) -> Iterator[str]:
+    """Files that go on after all that their metadata says of them, as another save's may."""
+    ends: dict[str, int] = {}
+    with folder_of(manifest) as folder:
+        try:
+            tensors, entries = format_named(manifest.format).everything(folder)
+        except FormatError:
+            return  # reported by whoever read the headers
+    held: Iterator[Chunk | Entry] = chain(chain.from_iterable(tensors.values()), entries)
+    for part in held:
+        ends[part.file] = max(ends.get(part.file, 0), part.start_bytes + part.length_bytes)
+    beyond = {file: manifest.files.get(file, 0) - end for file, end in ends.items()}
+    if over := {file: extra for file, extra in beyond.items() if extra > 0}:
+        yield (
+            f"{sum(over.values()):,} bytes lie after the last chunk of {few(sorted(over), 4)}: the metadata"
+            " says nothing of them, and the file may be another save's"
+        )
 
 
 def _wrong_chunk(
