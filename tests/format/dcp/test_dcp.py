@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import SerializationFormat
 
 import intarsia
 from attacks import sound
@@ -51,6 +53,20 @@ def test_what_torch_saved_goes_to_hf_and_back(tmp_path: Path, mesh: str) -> None
     intarsia.convert(tmp_path / "hf", tmp_path / "back", to="dcp", mesh=mesh)
     assert_same(read_dcp(tmp_path / "back"), tensors)
     assert intarsia.verify(src, tmp_path / "back")
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_safetensors_in_place_of_chunks_are_refused_by_what_wrote_them(
+    tmp_path: Path, count: int
+) -> None:
+    writer = dcp.FileSystemWriter(tmp_path, serialization_format=SerializationFormat.SAFETENSORS)
+    held = {f"w{k}": torch.randn(4, 4) for k in range(count)}
+    dcp.save(dict(held), storage_writer=writer, no_dist=True)
+    with pytest.raises(FormatError, match=r"serialization_format SAFETENSORS[\s\S]*without that"):
+        intarsia.convert(tmp_path, tmp_path / "out", to="hf")
+    assert "malformed" in {fault.kind for fault in intarsia.verify(tmp_path).faults}
+    with pytest.raises(CheckpointException):
+        dcp.load(dict(held), checkpoint_id=tmp_path, no_dist=True)
 
 
 def test_what_python_3_11_0_to_3_11_3_saved_is_read(

@@ -9,7 +9,7 @@ import numpy as np
 
 from intarsia.errors import FormatError
 from intarsia.format.base import Around, Format, Located, Summed
-from intarsia.format.dcp.data_files import metadata_of
+from intarsia.format.dcp.data_files import metadata_of, safetensors_at
 from intarsia.format.dcp.metadata import METADATA, TensorRecord
 from intarsia.format.dcp.write import rank_of
 from intarsia.format.torch_file.archive_end import Ending, ending_of
@@ -69,7 +69,10 @@ def locate(folder: Folder, stored: Stored, chunk: Chunk) -> Located:
     """Find a chunk's elements inside its archive, and check them against the metadata."""
     where = f"{folder.root}/{chunk.file} byte {chunk.start_bytes:,} (`{stored.key}` {chunk.box})"
     alike = stored.dtype, chunk.box.shape
-    payload = read_payload(_reads(folder, chunk), chunk.length_bytes, where, alike)
+    try:
+        payload = read_payload(_reads(folder, chunk), chunk.length_bytes, where, alike)
+    except FormatError as error:
+        raise safetensors_at(folder, chunk.file, chunk.start_bytes) or error from error
     if payload.dtype != stored.dtype or payload.shape != chunk.box.shape:
         raise FormatError(
             f"the metadata says {stored.dtype} {list(chunk.box.shape)}, the archive holds"

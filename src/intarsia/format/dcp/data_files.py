@@ -63,8 +63,9 @@ def check_files(folder: Folder, metadata: Metadata, complain: Complain = refuse)
             )
             report(error, file)
         elif both := shared.get(file):
-            error = FormatError(
-                f"{both[0]} and {both[1]} occupy the same bytes of {folder.root / file}",
+            first, second, start = both
+            error = safetensors_at(folder, file, start) or FormatError(
+                f"{first} and {second} occupy the same bytes of {folder.root / file}",
                 hint="the metadata is another checkpoint's, or damaged",
                 kind="bytes-overlap",
             )
@@ -74,6 +75,19 @@ def check_files(folder: Folder, metadata: Metadata, complain: Complain = refuse)
         # Where files are lost it is for their lack that too little is stored, and that is said.
         raise reported[0] if reported else hollow
     return sizes
+
+
+def safetensors_at(folder: Folder, file: str, start: int) -> FormatError | None:
+    """What is wrong where a file of safetensors begins in place of a chunk, as one writer of torch's leaves it."""
+    head = folder.read(file, start, min(10, folder.size(file) - start))
+    if head[8:] != b'{"' or int.from_bytes(head[:8], "little") > folder.size(file) - start:
+        return None
+    return FormatError(
+        f"{folder.root / file} holds safetensors from byte {start:,} on, in place of the chunks that"
+        f" {METADATA} lists: FileSystemWriter with the serialization_format SAFETENSORS writes it so,"
+        " and torch does not find the tensors again",
+        hint="save again without that option, or with torch's HuggingFaceStorageWriter",
+    )
 
 
 def _hollow(folder: Folder, metadata: Metadata, held_bytes: int) -> FormatError | None:
@@ -117,8 +131,8 @@ def _claims(metadata: Metadata) -> dict[str, _Claims]:
     }
 
 
-def _shared(metadata: Metadata) -> dict[str, tuple[str, str]]:
-    """By file, the first two chunks that claim the same bytes of it."""
+def _shared(metadata: Metadata) -> dict[str, tuple[str, str, int]]:
+    """By file, the first two chunks that claim the same bytes of it, and from where."""
     by_file: dict[str, list[tuple[int, int, str, Shape]]] = {}
     for tensor in metadata.tensors.values():
         for c in tensor.chunks:
@@ -128,7 +142,7 @@ def _shared(metadata: Metadata) -> dict[str, tuple[str, str]]:
     for o in metadata.objects.values():
         at = (o.start_bytes, o.start_bytes + o.length_bytes, o.name, ())
         by_file.setdefault(o.file, []).append(at)
-    found: dict[str, tuple[str, str]] = {}
+    found: dict[str, tuple[str, str, int]] = {}
     for file, claims in by_file.items():
         claims.sort()
         for (_, end, a, at_a), (start, _, b, at_b) in pairwise(claims):
@@ -136,6 +150,7 @@ def _shared(metadata: Metadata) -> dict[str, tuple[str, str]]:
                 found[file] = (
                     f"chunk {list(at_a)} of `{a}`",
                     f"chunk {list(at_b)} of `{b}` (byte {start:,})",
+                    start,
                 )
                 break
     return found

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from intarsia.dtypes import BY_TORCH, DType
-from intarsia.errors import FormatError, LimitError, StoreError, UnsafeError
+from intarsia.errors import FormatError, LimitError, StoreError, UnsafeError, UnsupportedError
 from intarsia.format.torch_file.inert import (
     Array,
     Inert,
@@ -65,9 +65,9 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *rest: Any) -> T
     if dtype is None:
         raise FormatError("a tensor without an element type")
     if bits := [b for b in rest[2:] if b and not isinstance(b, DType)]:
-        raise FormatError(
-            f"torch does not take these elements as they are stored, but by {reprlib.repr(bits[0])}; save"
-            " the tensor with resolve_conj().resolve_neg()"
+        raise UnsupportedError(
+            f"torch does not take these elements as they are stored, but by {reprlib.repr(bits[0])}",
+            hint="save the tensor with resolve_conj().resolve_neg()",
         )
     return Tensor(storage, dtype, axes_of(shape), axes_of(stride), offset)
 
@@ -218,6 +218,8 @@ def load_inert(
         return unpickler.load()
     except (UnsafeError, StoreError):
         raise
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{error.message} - at {where}", hint=error.hint) from error
     except MemoryError as error:
         raise LimitError(
             f"not enough memory to read a pickle of {human(len(data))} - at {where}",
