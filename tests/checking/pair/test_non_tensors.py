@@ -89,6 +89,28 @@ def test_configuration_and_small_files_are_reported(tmp_path: Path) -> None:
         assert "tokenizer_config.json" in out
 
 
+@pytest.mark.parametrize(
+    ("to", "where"), [("torch_dist", "by the arguments"), ("fsdp_dtensor", "args.")]
+)
+def test_arguments_that_describe_another_model_are_reported(
+    tmp_path: Path, to: str, where: str
+) -> None:
+    """The same weights in half as many heads of twice the width: each side is read by its own arguments."""
+    heads = [CONFIG, CONFIG | {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 12}]
+    for k, config in enumerate(heads):
+        write_hf(tmp_path / f"hf{k}", model(heads[0]), config)
+        intarsia.convert(tmp_path / f"hf{k}", tmp_path / f"{k}", to=to)
+        for file in (tmp_path / f"{k}").rglob("config.json"):
+            file.unlink()
+    found = intarsia.verify(tmp_path / "0", tmp_path / "1")
+    told = [
+        each.text for each in found.beside if where in each.name and "num_attention" in each.name
+    ]
+    assert told == ["4 in A, 2 in B"]
+    again = intarsia.verify(tmp_path / "0", tmp_path / "0").beside
+    assert {each.verdict for each in again} == {"equal"}
+
+
 def test_objects_that_changed_since_are_not_those_of_the_digests(tmp_path: Path) -> None:
     intarsia.convert(saved(tmp_path / "a"), tmp_path / "hf", to="hf")
     assert intarsia.verify(tmp_path / "hf").sound

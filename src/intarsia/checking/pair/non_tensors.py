@@ -10,7 +10,13 @@ from dataclasses import asdict
 from typing import Any
 
 from intarsia.errors import FormatError, UsageError, few
-from intarsia.format.folder.run_objects import is_of_the_run, is_settings, plain_object, run_objects
+from intarsia.format.folder.run_objects import (
+    ARGUMENTS,
+    is_of_the_run,
+    is_settings,
+    plain_object,
+    run_objects,
+)
 from intarsia.format.registry import format_named
 from intarsia.format.torch_file.plain import DROPPED
 from intarsia.format.torch_file.zip_directory import BROKEN_ZIP
@@ -169,18 +175,23 @@ def _has_state(manifest: Manifest) -> bool:
 
 
 def _configurations(a: Manifest, b: Manifest) -> Iterator[NonTensor]:
-    one, other = ({} if m.config_made else m.config or {} for m in (a, b))
+    where, held = "config.json", [{} if m.config_made else m.config or {} for m in (a, b)]
+    if a.config_made and b.config_made:
+        if ARGUMENTS in a.entries and ARGUMENTS in b.entries:
+            return  # objects, and compared as such
+        where, held = "by the arguments", [m.config or {} for m in (a, b)]
+    one, other = held
     if not one or not other:
         if one or other:
             text = f"{'A' if one else 'B'} alone has one of its own"
-            yield NonTensor("configuration", "config.json", NOT_COMPARED, text)
+            yield NonTensor("configuration", where, NOT_COMPARED, text)
         return
     wrong = [k for k in sorted({*one, *other}) if not _alike(one.get(k), other.get(k))]
     if not wrong:
-        yield NonTensor("configuration", "config.json", EQUAL)
+        yield NonTensor("configuration", where, EQUAL)
     for key in wrong:
         text = _both(one.get(key), other.get(key))
-        yield NonTensor("configuration", f"config.json: {key}", DIFFERENT, text)
+        yield NonTensor("configuration", f"{where}: {key}", DIFFERENT, text)
 
 
 def _files(a: Manifest, b: Manifest) -> Iterator[NonTensor]:

@@ -72,7 +72,9 @@ def locate(folder: Folder, stored: Stored, chunk: Chunk) -> Located:
     try:
         payload = read_payload(_reads(folder, chunk), chunk.length_bytes, where, alike)
     except FormatError as error:
-        raise safetensors_at(folder, chunk.file, chunk.start_bytes) or error from error
+        if (found := safetensors_at(folder, chunk.file, chunk.start_bytes)) is not None:
+            raise found from error
+        raise
     if payload.dtype != stored.dtype or payload.shape != chunk.box.shape:
         raise FormatError(
             f"the metadata says {stored.dtype} {list(chunk.box.shape)}, the archive holds"
