@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import torch.distributed.checkpoint as dcp
 import transformers
 
 import intarsia
-from tests.checkpoints import read_hf, write_hf
+from intarsia.checking.pair.hub_names import _under_hub_names
+from intarsia.family.from_transformers.skeleton import Skeleton
+from tests.checkpoints import llama_config, model, read_hf, write_hf
 
 SIZES = {
     "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -47,6 +50,18 @@ def tied() -> Any:
     return transformers.GraniteSpeechForConditionalGeneration(config)
 
 
+def llava() -> Any:
+    """Its embedding has another name on the hub, and its head is tied to it."""
+    vision = {"model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 24}
+    config = transformers.LlavaConfig(
+        text_config=SIZES | {"model_type": "llama", "tie_word_embeddings": True},
+        vision_config=vision
+        | {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8, "patch_size": 4},
+        tie_word_embeddings=True,
+    )
+    return transformers.LlavaForConditionalGeneration(config)
+
+
 EXPERT = "model.layers.1.feed_forward.experts.{}.{}_proj.weight"
 
 
@@ -62,7 +77,7 @@ def written(model: Any, folder: Path) -> tuple[Path, Path]:
     return folder / "hub", write_hf(folder / "module", own, config)
 
 
-@pytest.mark.parametrize("make", [jamba, phimoe, tied])
+@pytest.mark.parametrize("make", [jamba, phimoe, tied, llava])
 def test_the_modules_own_tensors_are_those_of_the_hub(tmp_path: Path, make: Any) -> None:
     model = make()
     hub, module = written(model, tmp_path)
@@ -75,6 +90,52 @@ def test_the_modules_own_tensors_are_those_of_the_hub(tmp_path: Path, make: Any)
             changes = intarsia.diff(a, b)
             assert (changes.only_in_a, changes.only_in_b) == ((), ())
             assert all(change.max_abs == 0 for change in changes)
+
+
+def test_a_head_that_comes_before_the_embedding_it_is_tied_to_has_no_name_of_its_own(
+    tmp_path: Path,
+) -> None:
+    hub, module = written(llava(), tmp_path)
+    config = json.loads((hub / "config.json").read_text())
+    held = {n: x for n, x in read_hf(module).items() if n != "lm_head.weight"}
+    manifest = intarsia.open(write_hf(tmp_path / "tied", held, config)).manifest
+    model = Skeleton.of(config)
+    turned = replace(model, shapes=dict(reversed(model.shapes.items())))
+    found = [_under_hub_names(each, manifest, [*manifest.logical]) for each in (model, turned)]
+    assert {*found[0].logical} == {*found[1].logical} == {*read_hf(hub)}
+
+
+def test_quantised_tensors_keep_their_names_and_the_others_are_those_of_the_hub(
+    tmp_path: Path,
+) -> None:
+    hub, module = written(jamba(), tmp_path)
+    config, held = json.loads((hub / "config.json").read_text()), read_hf(module)
+    fused = "model.layers.1.feed_forward.experts.gate_up_proj"
+    parts = {
+        fused: torch.zeros(held[fused].numel() // 2, 1, dtype=torch.uint8),
+        f"{fused}.absmax": torch.ones(held[fused].numel() // 64),
+        f"{fused}.quant_map": torch.ones(16),
+        f"{fused}.quant_state.bitsandbytes__nf4": torch.zeros(40, dtype=torch.uint8),
+    }
+    said = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    four_bits = write_hf(tmp_path / "nf4", held | parts, config | {"quantization_config": said})
+    found = intarsia.verify(hub, four_bits)
+    assert {n.split(".")[-2] for n in found.only_in_a} == {"gate_proj", "up_proj"}
+    assert ({*found.only_in_b}, found.different) == ({*parts}, ())
+
+
+def test_names_that_a_table_knows_are_not_looked_up_in_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = llama_config()
+    tensors, lost = model(config), ("model.norm.weight", "lm_head.weight")
+    a, b = (
+        write_hf(tmp_path / name, {n: x for n, x in tensors.items() if n != name}, config)
+        for name in lost
+    )
+    monkeypatch.setattr(Skeleton, "of", None)
+    found = intarsia.verify(a, b)
+    assert (found.only_in_a, found.only_in_b) == ((lost[1],), (lost[0],))
 
 
 def test_a_fault_among_fused_experts_is_named_by_the_names_of_the_hub(tmp_path: Path) -> None:
