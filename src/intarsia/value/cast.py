@@ -56,7 +56,7 @@ def tensor_of(bits: Bits, dtype: DType) -> Any:
     import torch
 
     raw = np.ascontiguousarray(bits)
-    tensor = torch.from_numpy(raw.view(f"i{dtype.itemsize}" if dtype.itemsize > 1 else "u1"))
+    tensor = torch.from_numpy(raw.view(f"i{dtype.itemsize}"))
     return tensor.view(getattr(torch, dtype.torch))
 
 
@@ -71,9 +71,7 @@ def bits_of(tensor: Any, dtype: DType, shape: tuple[int, ...]) -> Bits:
     """The bits that a torch tensor is."""
     import torch
 
-    plain = tensor.view(
-        getattr(torch, f"int{8 * dtype.itemsize}" if dtype.itemsize > 1 else "uint8")
-    )
+    plain = tensor.view(getattr(torch, f"int{8 * dtype.itemsize}"))
     found: Bits = plain.numpy().view(bits_dtype(dtype)).reshape(shape)
     return found
 

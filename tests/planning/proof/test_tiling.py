@@ -110,3 +110,18 @@ def test_a_thousand_parts_are_checked_quickly() -> None:
     assert tiling_fault((4096, 4096), boxes) is None
     lost = boxes.pop(500)
     assert first_missing((4096, 4096), boxes) == lost.offsets
+
+
+def test_parts_that_begin_before_the_tensor_or_are_less_than_nothing_leave_it() -> None:
+    for box in (Box((-1, 0), (3, 2)), Box((0, 0), (-1, 2)), Box((2, 0), (3, 2))):
+        fault = tiling_fault((4, 2), [box])
+        assert fault is not None
+        assert (fault.boxes, fault.missing) == ((box,), 0)
+        assert "leaves the tensor" in fault.text
+
+
+def test_parts_that_overlap_are_both_named_and_miss_nothing() -> None:
+    one, two = Box((0,), (3,)), Box((2,), (2,))
+    fault = tiling_fault((4,), [one, two])
+    assert fault is not None
+    assert (fault.overlap, fault.missing) == ((one, two), 0)

@@ -98,8 +98,7 @@ def first_missing(shape: Shape, boxes: Sequence[Box]) -> Shape | None:
     cuts = {0, shape[0]}
     for box in boxes:
         cuts |= {box.offsets[0], box.offsets[0] + box.shape[0]}
-    edges = sorted(c for c in cuts if 0 <= c <= shape[0])
-    for lo in edges[:-1]:
+    for lo in sorted(cuts)[:-1]:
         inside = [
             Box(b.offsets[1:], b.shape[1:])
             for b in boxes
