@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, overload
 from intarsia.checkpoint import Checkpoint
 from intarsia.collector import seldom
 from intarsia.errors import ForeignNamesError, SectionError
-from intarsia.format.registry import read_manifest
+from intarsia.format.naming.section import TOP
+from intarsia.format.registry import read_manifest, sections_in
 from intarsia.options import ConfigLike, PathLike, SectionLike
 from intarsia.planning.inventory import unread_sections
 from intarsia.run.budget import Budget
@@ -75,7 +76,7 @@ def verify(
     """Whether two checkpoints hold the same weights, bit by bit, whatever their formats.
 
     Given one, whether it is sound: whole, readable, true to its checksums, free of known faults.
-    `section` names the model where A holds several; it is B's too where B holds several.
+    `section` names the model where A holds several; it is B's too where B holds one of that name.
     """
     if b is None:
         from intarsia.checking.alone.soundness import examine
@@ -165,7 +166,7 @@ def open_pair(
     """Two checkpoints under the same names, and what is said of which they are and how they are named.
 
     One lends the other its model configuration where that has none of its own.  A section is A's, and
-    B's too where B has several models.
+    B's too where B has one of that name.
     """
     from intarsia.checking.pair.hub_names import in_one_spelling
 
@@ -187,12 +188,16 @@ def open_pair(
 
 
 def _other(path: PathLike, config: ConfigLike, section: SectionLike) -> Checkpoint:
+    """B, by the section of A where it has one of that name."""
+    wanted = [name.strip(".") or TOP for name in sections_in(section)]
     try:
-        return open(path, config)
+        found = open(path, config)
     except SectionError:
-        if section is None:
+        if not wanted:
             raise
         return open(path, config, section)
+    held = {item.name for item in found.manifest.inventory if item.kind == "section"}
+    return open(path, config, section) if wanted and held.issuperset(wanted) else found
 
 
 def _lacks_config(checkpoint: Checkpoint) -> bool:

@@ -301,6 +301,22 @@ def test_of_two_models_the_user_chooses(
     assert not intarsia.verify(src, tmp_path / "hf", section=one, config=config)
 
 
+def test_a_section_is_compared_with_the_one_of_its_name_where_both_sides_have_it(
+    tmp_path: Path,
+) -> None:
+    weights = {"weight": torch.randn(3, 4)}
+    average = {"weight": weights["weight"] + 1}
+    a = write_dcp(tmp_path / "a", {"model": weights, "ema": average})
+    same = write_dcp(tmp_path / "same", {"model": average, "ema": average})
+    swapped = write_dcp(tmp_path / "swapped", {"model": average, "ema": weights})
+    assert intarsia.verify(a, same, section="ema")
+    assert intarsia.verify(a, same, section="ema.")
+    assert not intarsia.verify(a, swapped, section="ema")
+    assert [x.max_abs for x in intarsia.diff(a, same, section="ema")] == [0]
+    intarsia.convert(a, tmp_path / "hf", to="hf", section="ema")
+    assert intarsia.verify(a, tmp_path / "hf", section="ema")
+
+
 @pytest.mark.parametrize(
     "keys", [("model", "optim"), ("net", "trainer.opt"), ("app.model", "app.optim")]
 )
