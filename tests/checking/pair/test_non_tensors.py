@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -59,6 +60,30 @@ def test_the_state_of_a_run_that_differs_is_a_difference(
         assert answer.status == 1
         assert name in answer.out
     assert intarsia.verify(a, a).equal
+
+
+def test_generators_of_a_save_that_differ_are_a_difference(tmp_path: Path) -> None:
+    first, second = torch.arange(9), torch.arange(1, 10)
+    for name, state in (("a", {"n": 1, "torch": first}), ("b", {"n": 1, "torch": second}),
+                        ("c", {"torch": first, "n": 1})):  # fmt: skip
+        intarsia.save(tmp_path / name, {"w": torch.ones(2, 3)}, None, {"generators": state})
+    assert intarsia.verify(tmp_path / "a", tmp_path / "c").equal
+    found = intarsia.verify(tmp_path / "a", tmp_path / "b")
+    assert not found.equal
+    assert [str(x) for x in found.beside] == ["different: object `extra.generators`, its content"]
+
+
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [({1, 2}, {1, 3}), (np.arange(3), np.arange(1, 4)), (b"a", b"b"), ({(0, 1): 5}, {(0, 1): 6})],
+)
+def test_objects_are_not_equal_by_what_of_them_is_plain(
+    here: Any, there: Any, tmp_path: Path
+) -> None:
+    for name, held in (("a", here), ("b", there)):
+        write_dcp(tmp_path / name, {"w": torch.ones(2, 3), "loader": ({"epoch": 1, "held": held},)})
+    found = intarsia.verify(tmp_path / "a", tmp_path / "b")
+    assert not found.equal, [str(each) for each in found.beside]
 
 
 def test_settings_are_compared_between_formats(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from intarsia.format.folder.run_objects import (
     run_objects,
 )
 from intarsia.format.registry import format_named
-from intarsia.format.torch_file.plain import DROPPED
+from intarsia.format.torch_file.plain import DROPPED, whole
 from intarsia.format.torch_file.zip_directory import BROKEN_ZIP
 from intarsia.frozen import frozen
 from intarsia.opened.entries import groups_of, read_entries
@@ -113,18 +113,19 @@ def _same_name(name: str, left: bytes, right: bytes) -> Iterator[NonTensor]:
     if left == right:
         yield NonTensor("object", name, EQUAL)
         return
-    one, other = (plain_object(name, data) for data in (left, right))
-    if is_settings(name) and isinstance(one, Mapping) and isinstance(other, Mapping):
-        for key in sorted({*one, *other}, key=str):
-            if not _alike(one.get(key), other.get(key)):
-                run = is_of_the_run(key, one.get(key), other.get(key))
-                text = _both(one.get(key), other.get(key))
-                yield NonTensor("object", f"{name}.{key}", DIFFERENT, text, counts=run)
-        return
-    if one is not DROPPED and _alike(one, other):
+    if _alike(*(plain_object(name, data, whole) for data in (left, right))):
         yield NonTensor("object", name, EQUAL, "though its bytes differ")
         return
-    yield NonTensor("object", name, DIFFERENT, _both(one, other), counts=True)
+    one, other = (plain_object(name, data) for data in (left, right))
+    settings = is_settings(name) and isinstance(one, Mapping) and isinstance(other, Mapping)
+    keys = sorted({*one, *other}, key=str) if settings else ()
+    wrong = [key for key in keys if not _alike(one.get(key), other.get(key))]
+    for key in wrong:
+        x, y = one.get(key), other.get(key)
+        run = is_of_the_run(key, x, y)
+        yield NonTensor("object", f"{name}.{key}", DIFFERENT, _both(x, y), counts=run)
+    if not wrong:
+        yield NonTensor("object", name, DIFFERENT, _both(one, other), counts=not settings)
 
 
 def _settings(

@@ -5,7 +5,7 @@ Entries are carried as they are through every format, so these may lie in any of
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from intarsia.errors import IntarsiaError
@@ -36,8 +36,8 @@ def is_of_the_run(key: Any, x: Any, y: Any) -> bool:
     return counted and not (x in start and y in start)
 
 
-def plain_object(name: str, data: bytes) -> Any:
-    """An object as plain values; `DROPPED` where it is none."""
+def plain_object(name: str, data: bytes, take: Callable[[Any], Any] = plain) -> Any:
+    """An object as plain values, as `take` takes them; `DROPPED` where it is none."""
     from intarsia.format.megatron.common import arguments_of, read_state  # few have objects
     from intarsia.format.torch_file.torch_zip import read_object
 
@@ -45,6 +45,6 @@ def plain_object(name: str, data: bytes) -> Any:
         value = (read_state if name == COMMON_OBJECT else read_object)(data, name)
         if name == ARGUMENTS:
             value = arguments_of({ARGUMENTS: value})
-        return plain(value)
+        return take(value)
     except (IntarsiaError, *BROKEN_ZIP):
         return DROPPED

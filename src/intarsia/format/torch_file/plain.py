@@ -8,7 +8,7 @@ from struct import unpack
 from typing import Any
 
 from intarsia.errors import FormatError
-from intarsia.format.torch_file.inert import Tensor
+from intarsia.format.torch_file.inert import Array, Inert, Tensor
 
 DROPPED = object()
 MAX_PLAIN, MAX_PLAIN_DEPTH = 1 << 18, 64
@@ -19,7 +19,12 @@ def plain(value: Any) -> Any:
     return _plain(value, iter(range(MAX_PLAIN)), MAX_PLAIN_DEPTH)
 
 
-def _plain(value: Any, left: Iterator[int], depth: int) -> Any:
+def whole(value: Any) -> Any:
+    """All of a value as plain ones, to be compared; `DROPPED` where that would leave something out."""
+    return _plain(value, iter(range(MAX_PLAIN)), MAX_PLAIN_DEPTH, whole=True)
+
+
+def _plain(value: Any, left: Iterator[int], depth: int, *, whole: bool = False) -> Any:
     """A pickle's lists may hold one another many times over, so what they come to is counted."""
     if next(left, None) is None or depth == 0:
         raise FormatError(
@@ -27,13 +32,32 @@ def _plain(value: Any, left: Iterator[int], depth: int) -> Any:
             f" {MAX_PLAIN_DEPTH}",
             hint="leave them out with --optimizer drop",
         )
+    value = _said(value) if whole else value
     if isinstance(value, Mapping):
-        pairs = ((k, _plain(v, left, depth - 1)) for k, v in value.items() if type(k) in (str, int))
-        return {k: v for k, v in pairs if v is not DROPPED}
+        named = ((k, v) for k, v in value.items() if type(k) in (str, int))
+        pairs = ((k, _plain(v, left, depth - 1, whole=whole)) for k, v in named)
+        kept = {k: v for k, v in pairs if v is not DROPPED}
+        return DROPPED if whole and len(kept) < len(value) else kept
     if type(value) in (list, tuple):
-        items = [_plain(v, left, depth - 1) for v in value]
+        items = [_plain(v, left, depth - 1, whole=whole) for v in value]
         return DROPPED if any(i is DROPPED for i in items) else type(value)(items)
-    return value if type(value) in (type(None), bool, int, float, str) else DROPPED
+    types = (type(None), bool, int, float, str, *((bytes,) if whole else ()))
+    return value if type(value) in types else DROPPED
+
+
+def _said(value: Any) -> Any:
+    """What a value says that is no plain one, in plain containers; the names of storages in their files do not count."""
+    if isinstance(value, Mapping):
+        return value if {*map(type, value)} <= {str, int} else [*value.items()]
+    if isinstance(value, Tensor):
+        x = value.storage
+        place = value.shape, value.stride, value.storage_offset
+        return value.dtype.name, *place, str(x.dtype), x.numel, x.data
+    if isinstance(value, Array):
+        return value.dtype, value.shape, value.data
+    if isinstance(value, Inert):
+        return value.name, value.args, value.state, value.items, [*value.entries.items()]
+    return sorted(value, key=repr) if type(value) in (set, frozenset) else value
 
 
 _FORMS = {"I64": "<q", "I32": "<i", "F32": "<f", "F64": "<d"}
