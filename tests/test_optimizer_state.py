@@ -306,7 +306,7 @@ def test_settings_that_megatron_fsdp_repeats_are_held_once(tmp_path: Path) -> No
     repeated = sum(map(len, held.values()))
     assert once < repeated / 10
     held.pop("args")
-    with pytest.raises(UsageError, match="half of the memory budget"):
+    with pytest.raises(UsageError, match="their part of the memory budget"):
         read_entries(src, once // 2)
 
 

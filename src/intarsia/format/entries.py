@@ -23,7 +23,7 @@ def entries_in_place(
 def too_much(src: Manifest, name: str, limit_bytes: int) -> UsageError:
     """Why entries are not read into memory."""
     return UsageError(
-        f"the entries of {src.path} take more than {human(limit_bytes)}, half of the"
-        f" memory budget; the limit is reached at `{name}`, one of {len(src.entries)}",
+        f"the entries of {src.path} take more than {human(limit_bytes)}, their part of"
+        f" the memory budget; the limit is reached at `{name}`, one of {len(src.entries)}",
         hint="give more with --memory, or leave them out with --optimizer drop",
     )

@@ -86,6 +86,18 @@ def test_objects_are_not_equal_by_what_of_them_is_plain(
     assert not found.equal, [str(each) for each in found.beside]
 
 
+def test_objects_that_memory_does_not_hold_are_not_passed_over(tmp_path: Path) -> None:
+    for name, seen in (("a", 1), ("b", 2)):
+        loader = {"seen": seen, "order": bytes(5 << 20)}
+        write_dcp(tmp_path / name, {"w": torch.ones(2, 3), "loader": loader})
+    intarsia.convert(tmp_path / "a", tmp_path / "weights", to="hf", optimizer="drop")
+    assert not intarsia.verify(tmp_path / "a", tmp_path / "b").equal
+    with pytest.raises(intarsia.IntarsiaError, match="take more than 4") as refused:
+        intarsia.verify(tmp_path / "a", tmp_path / "b", memory="16MiB")
+    assert "--memory" in str(refused.value)
+    assert intarsia.verify(tmp_path / "a", tmp_path / "weights", memory="16MiB").equal
+
+
 def test_settings_are_compared_between_formats(tmp_path: Path) -> None:
     a, b = saved(tmp_path / "a"), saved(tmp_path / "b", group={"lr": 0.5})
     for src, equal in ((a, True), (b, False)):

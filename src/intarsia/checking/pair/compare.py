@@ -37,6 +37,7 @@ def compare(
     """Compare every logical tensor of two checkpoints bit by bit, and explain what differs."""
     a.prover.all()
     b.prover.all()
+    beside = compare_non_tensors(a.manifest, b.manifest, budget)  # quick, and may be refused
     matched = match(a, b)
     pairs = matched.pairs
     unequal = _Comparing(a, b, pairs, budget).unequal(progress)
@@ -60,7 +61,7 @@ def compare(
         different=different,
         notes=(*matched.notes, *_padding(a, "A", budget), *_padding(b, "B", budget)),
         faults=faults,
-        beside=compare_non_tensors(a.manifest, b.manifest, budget),
+        beside=beside,
         damaged=tuple(
             replace(fault, where=f"{side}: {fault.where}")
             for side, held in (("A", a.manifest), ("B", b.manifest))

@@ -66,8 +66,13 @@ def _objects(a: Manifest, b: Manifest, budget: Budget) -> Iterator[NonTensor]:
         try:
             held.append(read_entries(manifest, budget.memory_bytes // 4))
         except (FormatError, UsageError, *BROKEN_ZIP) as error:
+            # Nothing is equal that was not compared, where there is something to compare it with.
+            both = bool(a.entries and b.entries)
+            if both and isinstance(error, UsageError):
+                error.hint = "give more with --memory: the objects of both are held at once"
+                raise
             text = f"{side}: {str(error).partition(chr(10))[0]}"
-            yield NonTensor("objects", manifest.path, NOT_COMPARED, text)
+            yield NonTensor("objects", manifest.path, NOT_COMPARED, text, counts=both)
             return
     left, right = held
     groups = list(_settings(a, b, left, right))
