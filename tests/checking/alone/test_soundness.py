@@ -10,8 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import intarsia
+from intarsia.checking.content.masters import compare_master
 from intarsia.checking.kinds import KINDS
+from intarsia.checkpoint import Checkpoint
 from intarsia.errors import FormatError
+from intarsia.format.registry import read_manifest
+from intarsia.run.budget import Budget
 from tests.checking.tabled import tabled
 from tests.checkpoints import intarsia as command
 from tests.checkpoints import llama_config, model, normal_tensor, write_dcp, write_hf
@@ -130,6 +134,11 @@ def test_stochastic_rounding_is_no_stale_weight(tmp_path: Path) -> None:
     write_hf(src, tensors, CONFIG)
     (fault,) = intarsia.verify(src).faults
     assert (fault.kind, fault.elements) == ("master-differs", 4 * 20)
+    assert fault.where == "[5, 0] first"
+    with Checkpoint(read_manifest(src)) as checkpoint:
+        found = compare_master(checkpoint, "lm_head.weight", Budget(16 << 20, 1, share_bytes=160))
+    assert found is not None
+    assert (found.first, found.elements) == (fault.where, fault.elements)
 
 
 def test_a_norm_that_was_trained_around_one_is_no_stale_weight(tmp_path: Path) -> None:

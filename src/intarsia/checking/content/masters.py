@@ -17,6 +17,7 @@ from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError
 from intarsia.frozen import frozen
+from intarsia.layout import unravel
 from intarsia.planning.manifest import Logical, Manifest
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
@@ -99,7 +100,8 @@ def compare_master(checkpoint: Checkpoint, name: str, budget: Budget) -> Stale |
         if near.all():
             continue
         if not count:
-            first = str(box) if box.shape != weight.shape else "the whole tensor"
+            inside = unravel(int(near.argmin()), box.shape)
+            first = f"{[lo + k for lo, k in zip(box.offsets, inside, strict=True)]} first"
         count += int((~near).sum())
         gap = np.abs(as_float64(narrow, weight.dtype) - as_float64(wide, master.dtype))
         most = max(most, float(gap[~near].max()))
