@@ -80,6 +80,21 @@ def test_one_matrix_of_an_expert_is_no_expert_parallel_rank(tmp_path: Path) -> N
     assert fault.kind == "unexplained"
 
 
+@pytest.mark.parametrize("layers", [(1,), (0, 1, 2)], ids=["one layer", "every layer"])
+def test_an_expert_is_said_to_be_lost_in_the_layers_that_lost_it(
+    tmp_path: Path, layers: tuple[int, ...]
+) -> None:
+    a = weights(MOE)
+    b = a | {n: 0 * x for n, x in a.items() if any(f".{k}.mlp.experts.2." in n for k in layers)}
+    elsewhere = "model.layers.2.mlp.experts.1.down_proj.weight"
+    if layers == (1,):
+        b[elsewhere] = weights(MOE, seed=1)[elsewhere]
+    (fault, *_) = held(tmp_path, a, b, MOE).faults
+    inside, there = (" in layer 1", " there") if layers == (1,) else ("", "")
+    said = f"every matrix of expert 2{inside} is zero on one side, and of the other experts{there} none"
+    assert (fault.kind, fault.text) == ("rank-zero", said)
+
+
 @pytest.mark.parametrize("norms", [True, False], ids=["with norms", "without norms"])
 def test_a_pipeline_stage_is_named_whether_or_not_its_norms_differ(
     tmp_path: Path, norms: bool
@@ -88,7 +103,7 @@ def test_a_pipeline_stage_is_named_whether_or_not_its_norms_differ(
     names = [n for n in a if "layers.3." in n and (norms or "norm" not in n)]
     (fault,) = held(tmp_path, a, a | {n: other[n] for n in names}, DENSE).faults
     assert fault.kind == "rank-stale"
-    assert "every matrix of layers 3 differs, and of the other layers none" in fault.text
+    assert "every matrix of layer 3 differs, and of the other layers none" in fault.text
 
 
 @pytest.mark.parametrize(("parts", "rank"), [(2, 1), (4, 2)])

@@ -171,9 +171,11 @@ def _of_many(
     changed = ", and their numbers changed" in text
     text = text.replace(", and their numbers changed", "")
     if found := re.fullmatch(
-        r"every matrix of (experts|layers) (.+?) (differs|is zero on one side|is NaN on one side), and of the other \1 none", text
+        r"every matrix of (expert|layer)s? (.+?)(?: in layers? (.+?))? (differs|is zero on one side|is NaN on one side),"
+        r" and of the other \1s(?: there)? none", text
     ):  # fmt: skip
-        return lambda: _every_matrix(found[1], found[2], found[3], tensors, sides)
+        what = f"{found[1]}s"
+        return lambda: _every_matrix(what, found[2], found[3], found[4], tensors, sides)
     if found := re.fullmatch(
         r"(gate and up) swapped|(\S+) and (\S+) hold each other's values in (A|B)", text
     ):
@@ -328,15 +330,18 @@ def _mapped(found: re.Match[str], tensors: tuple[str, ...], changed: bool, sides
 
 
 def _every_matrix(
-    what: str, numbers: str, how: str, tensors: tuple[str, ...], sides: Sides
+    what: str, numbers: str, layers: str | None, how: str, tensors: tuple[str, ...], sides: Sides
 ) -> bool:
     held = {_number(n, what) for n in tensors}
     if listed(held) != numbers:
         return False
-    stems = {re.split(rf"\b{what}\.\d+\.", n)[0] for n in tensors}
+    if layers and listed(_number(n, "layers") for n in tensors) != layers:
+        return False
+    said = str if layers else lambda stem: _put(stem, "layers", 0)  # of every layer, or of some
+    stems = {said(re.split(rf"\b{what}\.\d+\.", n)[0]) for n in tensors}
     for name in sides.a:
         at = re.split(rf"\b{what}\.\d+\.", name)
-        if len(at) < 2 or at[0] not in stems or name not in sides.b:
+        if len(at) < 2 or said(at[0]) not in stems or name not in sides.b:
             continue
         x, y = sides.a[name], sides.b[name]
         inside, differs = _number(name, what) in held, bool(differ_at(x, y).any())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from intarsia.checking.naming import expert_of, layer_of, without_expert, without_layer
 from intarsia.errors import few
@@ -23,6 +23,15 @@ def listed(numbers: Iterable[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in runs)
 
 
+def with_numbers(what: str, numbers: Collection[int]) -> str:
+    """Layers or experts with their numbers.
+
+    >>> with_numbers("layers", {3}), with_numbers("experts", {2, 3})
+    ('layer 3', 'experts 2 to 3')
+    """
+    return f"{what if len(numbers) > 1 else what[:-1]} {listed(numbers)}"
+
+
 def where(names: Iterable[str]) -> str:
     """Where tensors lie in a model, in a few words."""
     names = list(names)
@@ -31,7 +40,7 @@ def where(names: Iterable[str]) -> str:
     layers = {n for name in names if (n := layer_of(name)) is not None}
     experts = {n for name in names if (n := expert_of(name)) is not None}
     if layers:
-        text += f"; layer{'s' if len(layers) > 1 else ''} {listed(layers)}"
+        text += f"; {with_numbers('layers', layers)}"
     if experts:
-        text += f"; expert{'s' if len(experts) > 1 else ''} {listed(experts)}"
+        text += f"; {with_numbers('experts', experts)}"
     return text

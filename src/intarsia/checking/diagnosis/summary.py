@@ -9,7 +9,7 @@ from math import prod
 
 from intarsia.checking.diagnosis.finding import LOST, UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.hypotheses.faults_of_moves import faults_of_moves, half_swapped
-from intarsia.checking.diagnosis.names import listed, where
+from intarsia.checking.diagnosis.names import listed, where, with_numbers
 from intarsia.checking.diagnosis.where.elements import DENSE, Cut, DifferingElements
 from intarsia.checking.diagnosis.where.files import wrong_files
 from intarsia.checking.fault import Fault
@@ -144,7 +144,13 @@ def _lost_ranks(
             content = "stale" if kind == UNEXPLAINED else kind
             lost = {"zero": "is zero on one side", "nan": "is NaN on one side"}
             differs = lost.get(kind, "differs")
-            text = f"every matrix of {what} {listed(held)} {differs}, and of the other {what} none"
+            every, some = (
+                {x for n in names if (x := layer_of(n)) is not None} for names in (numbered, like)
+            )
+            part = what == "experts" and some != every
+            text = f"every matrix of {with_numbers(what, held)}"
+            text += f" in {with_numbers('layers', some)} {differs}" if part else f" {differs}"
+            text += f", and of the other {what}{' there' if part else ''} none"
             tensors = tuple(f.tensor for f in group)
             elements = sum(f.differing for f in group)
             faults.append(Fault(LOST[content], tensors, where(tensors), text, elements))
