@@ -167,6 +167,20 @@ def test_counters_that_contradict_their_groups_are_refused(tmp_path: Path) -> No
         intarsia.convert(tmp_path / "hf", tmp_path / "out", to="torch_dist")
 
 
+@pytest.mark.parametrize("step", [2.5, float("nan"), float("inf")])
+def test_steps_that_are_no_whole_number_are_not_rounded_into_megatrons_groups(
+    step: float, tmp_path: Path
+) -> None:
+    def change(optimizer: Any) -> None:
+        for state in optimizer.state.values():
+            state["step"].fill_(step)
+
+    source = saved_by_torch(tmp_path / "dcp", change)
+    with pytest.raises(UsageError, match=f"at step {step:g}, and torch_dist stores whole steps"):
+        intarsia.convert(source, tmp_path / "out", to="torch_dist")
+    assert not (tmp_path / "out").exists()
+
+
 def saved_by_torch(path: Path, change: Any) -> Path:
     """AdamW after a step, changed, as torch saves it."""
     model = made()

@@ -27,6 +27,11 @@ def entries_to_write(src: Source, wanted: Wanted) -> EntriesToWrite:
     step = _step_in(src)
     if step is None and counter is not None:
         step = src.number(counter)
+    if step is not None and not float(step).is_integer():
+        raise UsageError(
+            f"the parameters of {src.manifest.path} are at step {step:g}, and torch_dist stores whole steps",
+            hint="convert to dcp or hf, which keep it, or leave it out with --optimizer drop",
+        )
     grouped = has_megatron_groups(src.manifest.entries)
     groups = None if grouped else torch_groups_of(src.manifest, src.entries)
     return EntriesToWrite(src.entries, groups, step)
