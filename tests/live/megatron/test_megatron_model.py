@@ -80,6 +80,20 @@ def test_wrappers_do_not_change_what_a_tensor_is() -> None:
     assert "decoder.layers.1.mlp.experts.experts.3.linear_fc2.weight" in known
 
 
+def test_what_a_wrapper_has_of_its_own_is_not_left_out(hf: Path, tmp_path: Path) -> None:
+    wrapper: Any = nn.Module()
+    wrapper.module, wrapper.scale = last_stage(1, 1), nn.Parameter(torch.ones(3))
+    with pytest.raises(
+        CoverageError, match=r"1 of .* tensors of the model have no source .*: scale"
+    ):
+        intarsia.load(hf, into=wrapper, strict=False)
+    with pytest.raises(FamilyError, match=r"1 tensors of the model are not in the table .*: scale"):
+        intarsia.save(tmp_path / "out", wrapper, config=CONFIG)
+    wrapper.module.scale = nn.Parameter(torch.ones(3))
+    with pytest.raises(UsageError, match="two tensors of the model are `scale`"):
+        intarsia.load(hf, into=wrapper, strict=False)
+
+
 def test_a_duplicated_weight_is_whole_whatever_its_attributes_say() -> None:
     module = stand_in(None, 2, weight=(4, 4), bias=(4,))
     assert place_of(module.weight, module, "weight", "w") == WHOLE

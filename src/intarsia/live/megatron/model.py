@@ -63,10 +63,17 @@ def live_tensors(into: Any) -> Iterator[Live]:
     for number, chunk in enumerate(chunks):
         prefix = f"model{number}." if len(chunks) > 1 else ""
         distribute(chunk)
-        modules = {unwrapped(path): module for path, module in chunk.named_modules()}
-        for path, module in modules.items():
+        paths = [(unwrapped(path), module) for path, module in chunk.named_modules()]
+        modules, seen = dict(paths), set[str]()
+        for path, module in paths:
             for leaf, tensor in own_tensors(module):
                 name = joined(path, leaf)
+                if name in seen:
+                    raise UsageError(
+                        f"two tensors of the model are `{name}` without the names of wrappers",
+                        hint="rename the parameter of the wrapper",
+                    )
+                seen.add(name)
                 known = canonical(_global(name, modules))
                 yield Live(prefix + name, known, tensor, _item(tensor, module, leaf, name))
 
