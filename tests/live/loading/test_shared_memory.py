@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,23 @@ def test_a_head_of_its_own_does_not_go_into_a_tied_model(config: Any, tmp_path: 
     report = intarsia.load(source, into=into, strict=False)
     assert report.unused == [HEAD]
     assert torch.equal(into.lm_head.weight, tensors[EMBEDDING])
+
+
+def test_the_head_of_a_t5_that_is_always_tied_goes_where_the_hint_says(tmp_path: Path) -> None:
+    """Transformers ties every new T5, whatever its configuration says, and loads an untied one as it is."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(vocab_size=24, d_model=8, d_kv=4, d_ff=12, num_layers=1, num_heads=2)
+    saved, into = T5ForConditionalGeneration(config), T5ForConditionalGeneration(config)
+    saved.lm_head.weight = nn.Parameter(torch.randn(24, 8))
+    saved.save_pretrained(tmp_path)
+    step = "lm_head.weight = torch.nn.Parameter(lm_head.weight.clone())"
+    with pytest.raises(CoverageError, match=re.escape(step)):
+        intarsia.load(tmp_path, into=into)
+    exec(step, {"torch": torch, "lm_head": into.lm_head})
+    intarsia.load(tmp_path, into=into)
+    assert torch.equal(into.lm_head.weight, saved.lm_head.weight)
+    assert torch.equal(into.shared.weight, saved.shared.weight)
 
 
 def test_one_row_that_differs_is_found(tmp_path: Path) -> None:

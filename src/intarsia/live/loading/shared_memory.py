@@ -205,7 +205,10 @@ def _contradiction(
     count, at, x, y = found
     a, b = pair.a, pair.b
     place = [*unravel(at, a.tensor.shape)]
-    hint = "give each its own memory in the model (tie_word_embeddings=false for a head)"
+    hint = (
+        "give each its own memory in the model (a head: tie_word_embeddings=false, or where the model"
+        " is tied all the same, as T5, lm_head.weight = torch.nn.Parameter(lm_head.weight.clone()))"
+    )
     if loose is not None:
         kept = b if loose is a else a
         hint += (
