@@ -200,3 +200,13 @@ def test_the_side_that_was_rounded_is_told_in_one_fault(tmp_path: Path, turned: 
     found = held(tmp_path, shifted, narrow, turned=turned)
     (told,) = [f.text for f in found.faults if f.kind == "rounded"]
     assert told.startswith("A is B rounded to BF16" if turned else "B is A rounded to BF16")
+
+
+def test_rows_that_the_other_side_does_not_hold_have_no_number(tmp_path: Path) -> None:
+    x = normal_tensor((32, 24), torch.float32, 1)
+    y = x[torch.randperm(32, generator=torch.Generator().manual_seed(2))]
+    y[4:8] = 0
+    a, b = (write_hf(tmp_path / n, {"w": t}) for n, t in (("a", x), ("b", y)))
+    (fault,) = intarsia.verify(a, b).faults
+    assert fault.kind == "rows-permuted"
+    assert re.search(r"\[(\d+, ){4}(\?, ){4}(\d+, ){4}…\] of A, \? for what A does not", fault.text)

@@ -315,6 +315,7 @@ def _mixed(found: re.Match[str], name: str, sides: Sides) -> Predicted:
     yield rows[start : start + len(sides.a[name].bits)].reshape(sides.a[name].shape)
 
 
+NOWHERE = r"(?:, \? for what A does not hold)?"
 NOUN = r"(?P<noun>rows|columns|indices of axis \d+)"
 GROUPS = r"(?P<title>gate and up|query, key and value|\w+(?:, \w+)+)"
 BACK = r"(?P<back> in A, and one after the other in B)?"
@@ -325,8 +326,8 @@ FORMS: list[tuple[str, Callable[[re.Match[str], str, Sides], Predicted]]] = [
     (r"content shifted by (?P<n>-?\d+) elements?(?P<around> around the end)?", _shifted_flat),
     (rf"heads permuted: {BLOCKS} come in the order (?P<order>\[.*\]) of A", _listed),
     (rf"shards in the wrong order: {BLOCKS} come in the order (?P<order>\[.*\]) of A", _listed),
-    (rf"{NOUN} in another order: (?P<order>\[.*\]) of A", _listed),
-    (r"experts come in the order (?P<order>\[.*\]) of A", _listed),
+    (rf"{NOUN} in another order: (?P<order>\[.*\]) of A{NOWHERE}", _listed),
+    (rf"experts come in the order (?P<order>\[.*\]) of A{NOWHERE}", _listed),
     (rf"{NOUN} in reverse order", _reversed),
     (rf"{BLOCKS} strided, as where a shard of fsdp=(?P<fsdp>\d+) over tp=(?P<tp>\d+) is read as plain", _strided),
     (r"every one of (?P<count>\d+) blocks on axis (?P<axis>\d+) holds block (?P<every>\d+)", _duplicated),
