@@ -6,7 +6,7 @@ only one kind has, or from the user.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from enum import StrEnum
 from typing import Any
@@ -111,6 +111,11 @@ def links_to_nothing(items: Iterable[Item]) -> list[str]:
     """What a check says of the links of a folder that lead to no file."""
     names = [item.name for item in items if item.kind == "link"]
     return [f"links to files that are not there: {few(names, _SHOWN)}"] if names else []
+
+
+def unread_files(items: Iterable[Item], has_tensors: Callable[[str], bool]) -> list[str]:
+    """What a check says of the files with tensors that it does not look at, such as those of an older save."""
+    return [f"not checked: {x}" for x in lines(item for item in items if has_tensors(item.name))]
 
 
 def unread_sections(items: Iterable[Item]) -> list[str]:

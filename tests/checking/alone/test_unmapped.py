@@ -16,7 +16,7 @@ from intarsia.format.dcp.archives import recorded_checksum
 from intarsia.format.dcp.data_files import open_metadata
 from intarsia.run.budget import Budget
 from intarsia.store.reading.folder import Folder
-from tests.checkpoints import write_dcp
+from tests.checkpoints import write_dcp, write_hf
 from tests.fixtures import fixture
 
 MEGATRON = fixture("megatron")
@@ -86,3 +86,19 @@ def test_bytes_after_the_last_chunk_of_a_file_are_noted(tmp_path: Path) -> None:
         assert report.sound
         (note,) = (note for note in report.notes if "after the last chunk" in note)
         assert note.startswith(f"100 bytes lie after the last chunk of {file.name}")
+
+
+def test_files_with_tensors_that_are_no_part_of_the_checkpoint_are_named_as_not_checked(
+    tmp_path: Path,
+) -> None:
+    held = {"w": torch.randn(8, 8)}
+    for src, stray in (
+        (write_dcp(tmp_path / "dcp", held), "__7_0.distcp"),
+        (write_hf(tmp_path / "hf", held), "model.fp16.safetensors"),
+    ):
+        assert "not checked" not in "".join(intarsia.verify(src).notes)
+        (src / stray).write_bytes(b"an older save")
+        report = intarsia.verify(src)
+        assert report.sound
+        (note,) = (note for note in report.notes if note.startswith("not checked: file"))
+        assert stray in note

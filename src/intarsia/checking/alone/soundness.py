@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -26,7 +26,7 @@ from intarsia.errors import FormatError, IntarsiaError
 from intarsia.format.folder.side_files import DIGESTS, config_given
 from intarsia.format.registry import find_checkpoint, format_named, format_of, misleading
 from intarsia.frozen import frozen_open
-from intarsia.planning.inventory import links_to_nothing, unread_sections
+from intarsia.planning.inventory import links_to_nothing, unread_files, unread_sections
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress, after
@@ -166,6 +166,7 @@ def _examined(
         *headers.notes(),
         *left_out(manifest),
         *unread_sections(manifest.inventory),
+        *unread_files(manifest.inventory, _holds_tensors(manifest)),
         *links_to_nothing(manifest.inventory),
         *notes_of(found, faults),
         *notes_on_steps(found),
@@ -174,6 +175,12 @@ def _examined(
     )
     named = manifest.format, manifest.family
     return Soundness(manifest.path, compared, elements, gathered(faults), notes, *named)
+
+
+def _holds_tensors(manifest: Manifest) -> Callable[[str], bool]:
+    """Whether a file has the name of one that holds tensors of such a checkpoint."""
+    kind = format_named(manifest.format)
+    return lambda file: kind.describes_itself(file) or kind.rank_of(file) is not None
 
 
 def _expected(manifest: Manifest) -> tuple[Mapping[str, str], list[Fault]]:

@@ -239,6 +239,8 @@ class _Walk:
             return self._lines(op, at)
         if op in _MEMO:
             return self._numbered(op, at)
+        if op < 0:
+            raise FormatError(f"it has {len(data)} bytes and no end: the rest was cut off")
         raise FormatError(f"not a pickle from byte {at} of {len(data)} on ({data[at : at + 1]!r})")
 
     def _lines(self, op: int, at: int) -> int:
