@@ -8,6 +8,7 @@ import datetime
 import os
 import pathlib
 import pickle
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,14 @@ def test_the_attack_itself_works_without_protection(tmp_path: Path) -> None:
 def test_what_is_no_sound_pickle_is_a_format_error(data: tuple[str, bytes]) -> None:
     with pytest.raises(FormatError, match="at here"):
         load_inert(data[1], "here")
+
+
+def test_a_pickle_that_was_cut_off_is_called_so() -> None:
+    data = pickle.dumps({"a": [1, 2.0, "three"] * 40}, protocol=2)
+    for length in (len(data) - 1, len(data) - 3):
+        said = f"cannot be read (it has {length} bytes and no end: the rest was cut off) - at here"
+        with pytest.raises(FormatError, match=re.escape(said)):
+            load_inert(data[:length], "here")
 
 
 def test_a_memo_index_is_refused_before_memory_is_taken_for_it() -> None:

@@ -226,4 +226,5 @@ def load_inert(
             hint="free some memory",
         ) from error
     except Exception as error:  # a hostile pickle can raise any of them
-        raise FormatError(f"the pickle cannot be read ({error!r}) - at {where}") from error
+        why = error.brief if isinstance(error, FormatError) else repr(error)
+        raise FormatError(f"the pickle cannot be read ({why}) - at {where}") from error
