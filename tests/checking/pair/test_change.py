@@ -163,6 +163,7 @@ def bits(values: list[object], dtype: str, numpy: str) -> np.ndarray:
         (("I64", "i8"), [-(2**63)], ("I64", "i8"), [2**63 - 1], [2.0**64], 2**64 - 1),
         (("I64", "i8"), [2**53 + 1], ("F64", "f8"), [2.0**53], [1], 1),
         (("C64", "c8"), [1 + 1j], ("C64", "c8"), [4 + 5j], [3, 4], 5.0),
+        (("F4", "u1"), [0x71], ("F4", "u1"), [0x9A], [1.5, 6.5], 6.5),
     ],
 )
 def test_distances_of_any_types_are_those_of_the_numbers(a, x, b, y, gaps, most) -> None:
@@ -172,6 +173,13 @@ def test_distances_of_any_types_are_those_of_the_numbers(a, x, b, y, gaps, most)
     assert found == most
     assert type(found) is type(most)
     assert len(u) == len(v) == len(gap)
+
+
+def test_numbers_that_share_a_byte_are_measured_one_by_one(tmp_path: Path) -> None:
+    four = torch.float4_e2m1fn_x2
+    a, b = (torch.tensor([[x, 0x11]], dtype=torch.uint8).view(four) for x in (0x75, 0x77))
+    found = between(tmp_path, a, b)  # 3 and 6 in A, 6 and 6 in B, beside halves
+    assert (found.max_abs, found.rms) == (3, 1.5)
 
 
 def test_changes_are_a_sequence_that_goes_to_json() -> None:

@@ -25,6 +25,7 @@ from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress
 from intarsia.run.sharing import share_out
 from intarsia.value.bits import Bits, as_float64, bits_dtype
+from intarsia.value.codes import OF_FOUR_BITS
 
 Floats = NDArray[np.float64]
 Number = float | int
@@ -197,7 +198,8 @@ def _change(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Change:
             with np.errstate(invalid="ignore", over="ignore", under="ignore"):
                 found.add(*distances(x, y, pair.a.dtype, pair.b.dtype))
     size = pair.a.size
-    rms = found.gaps.root_over(_Sum(float(size))) if size else 0.0
+    count = float(size * (pair.a.dtype.packs if pair.a.dtype == pair.b.dtype else 1))
+    rms = found.gaps.root_over(_Sum(count)) if size else 0.0
     moved = found.gaps.value > 0
     relative = found.gaps.root_over(found.left) if found.left.value else inf if moved else 0.0
     cosine = _cosine(found, moved)
@@ -216,6 +218,9 @@ def _cosine(found: _Measure, moved: bool) -> float:
 
 def distances(x: Bits, y: Bits, a: DType, b: DType) -> tuple[Floats, Floats, Floats, Number]:
     """Elements as numbers of double precision, the distances, and the largest of those, exactly."""
+    if a == b and a.packs > 1:
+        u, v = (OF_FOUR_BITS[np.stack((bits & 15, bits >> 4), -1).reshape(-1)] for bits in (x, y))
+        return u, v, v - u, float(np.abs(v - u).max())
     u, v = as_float64(x, a), as_float64(y, b)
     if a.name in _WIDE or b.name in _WIDE:
         gap, most = _wide_gap(x, y, a, b, u, v)
