@@ -56,6 +56,40 @@ def test_one_of_two_types_as_wide_may_be_the_other_rounded(tmp_path: Path) -> No
         assert "the numbers are equal except for rounding" in difference.diagnosis
 
 
+def test_numbers_that_are_equal_in_other_bits_do_not_differ_beyond_rounding(tmp_path: Path) -> None:
+    x = normal_tensor((4, 4), torch.bfloat16, 1).float()
+    x[0, 0], x[0, 1] = 0.0, torch.nan
+    y = x.bfloat16()
+    y.view(torch.int16)[0, :2] = torch.tensor(
+        [-0x8000, -0x40]
+    )  # a zero, and NaN, of the other sign
+    for one, other in (({"w": x}, {"w": y}), ({"w": y}, {"w": x})):
+        folder = tmp_path / str(one["w"].dtype)
+        found = intarsia.verify(write_hf(folder / "a", one), write_hf(folder / "b", other))
+        assert [(d.kind, d.elements) for d in found.different] == [("dtype-changed", 0)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "kind", "said"),
+    [
+        (torch.tensor([2**53 + 1, 5]), torch.tensor([2.0**53, 5], dtype=torch.float64),
+         "rounded", "the numbers are equal except for rounding"),
+        (torch.tensor([2**53, 5]), torch.tensor([2.0**53, 5], dtype=torch.float64),
+         "dtype-changed", "the numbers are equal"),
+        (torch.tensor([2**63 - 1, 5]), torch.tensor([2**63, 5], dtype=torch.uint64),
+         "unexplained", "the numbers differ beyond rounding"),
+    ],
+)  # fmt: skip
+def test_integers_that_double_precision_does_not_hold_are_not_called_equal(
+    one: torch.Tensor, other: torch.Tensor, kind: str, said: str, tmp_path: Path
+) -> None:
+    a, b = write_hf(tmp_path / "a", {"w": one}), write_hf(tmp_path / "b", {"w": other})
+    for left, right in ((a, b), (b, a)):
+        (difference,) = intarsia.verify(left, right).different
+        assert (difference.kind, said in difference.diagnosis) == (kind, True)
+        assert difference.elements == (kind != "dtype-changed")
+
+
 @pytest.mark.parametrize("layers", [[1, 0, 2], [1, 1, 2]])
 def test_layers_in_each_other_s_place_are_counted_alike(layers: list[int], tmp_path: Path) -> None:
     at = "model.layers.{}.mlp.down_proj.weight"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isnan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,6 @@ from intarsia.frozen import frozen
 from intarsia.mesh import Box
 from intarsia.value.bits import Bits, as_float64
 from intarsia.value.cast import cast
-from intarsia.value.codes import OF_FOUR_BITS
 
 if TYPE_CHECKING:
     from intarsia.checking.pair.change import Number
@@ -54,68 +52,73 @@ class Differing:
         self.count += int(unequal.sum())
         if self.first is None:
             self.first = box.index_of(int(unequal.argmax()))
-        self.most = max(self.most, _widest(x[unequal], y[unequal], pair), key=_nan_first)
+        self.most = max(self.most, _widest(x[unequal], y[unequal], pair), key=nan_first)
 
     def join(self, later: Differing) -> None:
         """Add what differs in windows that come after these."""
         self.count += later.count
         self.first = later.first if self.first is None else self.first
-        self.most = max(self.most, later.most, key=_nan_first)
+        self.most = max(self.most, later.most, key=nan_first)
 
 
 def unequal_at(x: Bits, y: Bits, pair: Pair) -> NDArray[np.bool_]:
     """Where elements are not the same bits or, of unlike types, not the same numbers."""
     if pair.a.dtype == pair.b.dtype:
         return np.asarray(x != y)
-    found = np.empty(len(x), np.bool_)
-    for lo, u, v in _as_numbers(x, y, pair):
-        found[lo : lo + len(u)] = ~((u == v) | (np.isnan(u) & np.isnan(v)))
-    return found
+    return ~_equal_numbers(x, y, pair.a.dtype, pair.b.dtype, exactly=True)
 
 
 def same(x: Bits, y: Bits, a: DType, b: DType) -> NDArray[np.bool_]:
     """Where two runs of elements agree; of unlike types, up to rounding to the narrower.
 
-    Of two that are as wide as each other neither is, so that one may be the other rounded.
+    Of two that are as wide as each other neither is, so that one may be the other rounded.  What is the same
+    number agrees, too: a zero of the other sign, a NaN of other bits.
     """
     if a == b:
         return np.asarray(x == y)
+    found = np.zeros(len(x), np.bool_)
     if a.floating and b.floating:
-        found = np.zeros(len(x), np.bool_)
         if a.itemsize <= b.itemsize:
             found |= x == cast(y, b, a)
         if a.itemsize >= b.itemsize:
             found |= cast(x, a, b) == y
-        return found
-    return np.asarray(as_float64(x, a) == as_float64(y, b))
+    rest, whole = np.flatnonzero(~found), not (a.floating or b.floating)
+    found[rest] = _equal_numbers(x[rest], y[rest], a, b, exactly=whole)
+    return found
+
+
+def _equal_numbers(x: Bits, y: Bits, a: DType, b: DType, *, exactly: bool) -> NDArray[np.bool_]:
+    """Where elements of unlike types are the same number, or both are none; or, unless `exactly`, in double precision."""
+    exactly = exactly and not {"I64", "U64"}.isdisjoint((a.name, b.name))
+    exactly = exactly and "C64" not in (a.name, b.name)
+    found = np.empty(len(x), np.bool_)
+    for lo in range(0, len(x), AT_ONCE):
+        part = slice(lo, lo + AT_ONCE)
+        u, v = as_float64(x[part], a), as_float64(y[part], b)
+        found[part] = (u == v) | (np.isnan(u) & np.isnan(v))
+        if exactly and found[part].any():
+            from intarsia.checking.pair.change import distances  # few tensors hold integers
+
+            found[part] &= distances(x[part], y[part], a, b)[2] == 0
+    return found
 
 
 def _widest(x: Bits, y: Bits, pair: Pair) -> Number:
     """The largest distance between elements, exactly where they are integers; NaN where one is."""
     a, b = pair.a.dtype, pair.b.dtype
-    if a == b and a.packs > 1:
-        return max(
-            float(np.abs(OF_FOUR_BITS[x >> s & 15] - OF_FOUR_BITS[y >> s & 15]).max())
-            for s in (0, 4)
-        )
     if not (a.floating or b.floating) and "C64" not in (a.name, b.name):
         from intarsia.checking.pair.change import distances  # few tensors hold integers
 
         parts = (slice(lo, lo + AT_ONCE) for lo in range(0, len(x), AT_ONCE))
         return max(distances(x[part], y[part], a, b)[3] for part in parts)
     most = 0.0
-    for _, u, v in _as_numbers(x, y, pair):
+    for lo in range(0, len(x), AT_ONCE):
+        u, v = as_float64(x[lo : lo + AT_ONCE], a), as_float64(y[lo : lo + AT_ONCE], b)
         with np.errstate(invalid="ignore"):
-            most = max(most, float(np.abs(u - v).max()), key=_nan_first)
+            most = max(most, float(np.abs(u - v).max()), key=nan_first)
     return most
 
 
-def _as_numbers(x: Bits, y: Bits, pair: Pair) -> Iterator[tuple[int, NDArray[Any], NDArray[Any]]]:
-    """Elements as numbers, which are wider than they, some at a time."""
-    for lo in range(0, len(x), AT_ONCE):
-        part = slice(lo, lo + AT_ONCE)
-        yield lo, as_float64(x[part], pair.a.dtype), as_float64(y[part], pair.b.dtype)
-
-
-def _nan_first(value: Number) -> Number:
+def nan_first(value: Number) -> Number:
+    """By which the larger of two distances is NaN, where one is."""
     return float("inf") if isnan(value) else value
