@@ -45,6 +45,18 @@ def test_either_that_differs_is_found(which: str, source: Path, tmp_path: Path) 
         assert (found.elements, found.first) == (1, (5,))
 
 
+def test_a_weight_that_is_no_number_is_far_from_its_main_weight(
+    source: Path, tmp_path: Path
+) -> None:
+    to_fsdp(source, tmp_path / "fsdp")
+    held = load_file(source / "model.safetensors")
+    held[NAME][5] = torch.nan
+    save_file(held, source / "model.safetensors", {"format": "pt"})
+    for a, b in ((source, tmp_path / "fsdp"), (tmp_path / "fsdp", source)):
+        (found,) = intarsia.verify(a, b).different
+        assert (found.elements, found.gap) == (1, "nan")
+
+
 def test_weights_without_state_are_held_against_main_weights(source: Path, tmp_path: Path) -> None:
     to_fsdp(source, tmp_path / "fsdp", optimizer="drop")
     found = intarsia.verify(source, tmp_path / "fsdp")

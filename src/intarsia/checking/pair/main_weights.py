@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from intarsia.checking.pair.differing import Unequal
+from intarsia.checking.pair.differing import Unequal, nan_first
 from intarsia.checking.pair.pairs import Pair, read_windows
 from intarsia.checkpoint import Checkpoint
 from intarsia.opened.masters import unlike
@@ -38,8 +38,9 @@ def _differ(
         if not wrong.any():
             continue
         count += int(np.count_nonzero(wrong))
-        gap = as_float64(x[wrong], pair.a.dtype) - as_float64(y[wrong], pair.b.dtype)
-        most = max(most, float(np.abs(gap).max()))
+        with np.errstate(invalid="ignore"):
+            gap = as_float64(x[wrong], pair.a.dtype) - as_float64(y[wrong], pair.b.dtype)
+        most = max(most, float(np.abs(gap).max()), key=nan_first)
         if first is None:
             first = box.index_of(int(wrong.argmax()))
     if first is None:
