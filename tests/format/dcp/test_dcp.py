@@ -224,6 +224,14 @@ def sharded(tmp_path: Path) -> Path:
     return tmp_path / "dcp"
 
 
+def test_a_folder_that_accelerate_did_not_name_is_listed_and_not_read_as_nothing(
+    tmp_path: Path,
+) -> None:
+    write_dcp(tmp_path / "run" / "pytorch_model_fsdp_0_old", {"model": {"a.b": torch.ones(2)}})
+    with pytest.raises(FormatError, match="there is 1 below it: pytorch_model_fsdp_0_old"):
+        intarsia.open(tmp_path / "run")
+
+
 def test_a_missing_data_file_is_named(sharded: Path) -> None:
     (sharded / "__2_0.distcp").unlink()
     for words in (["inspect", sharded], ["convert", sharded, sharded.parent / "out", "--to", "hf"]):

@@ -27,7 +27,8 @@ PARTS = re.compile(rf"({MODEL_PART}|{OPTIMIZER_PART})\d+")
 
 def is_accelerate(path: PurePath) -> bool:
     """Whether a folder holds a model that accelerate saved with DCP."""
-    return any(is_folder(p) and is_file(p / METADATA) for p in listed(path, f"{MODEL_PART}[0-9]*"))
+    parts = (p for p in listed(path, f"{MODEL_PART}*") if PARTS.fullmatch(p.name))
+    return any(is_folder(p) and is_file(p / METADATA) for p in parts)
 
 
 def parts_of(path: PurePath, complain: Complain) -> list[str]:
