@@ -63,17 +63,19 @@ def set_size(file: str) -> str:
 
 
 def numbered_names(files: Iterable[str]) -> list[str] | None:
-    """All files of the one numbered set that these are of; None where they are of none, or of several.
+    """All files of the one numbered set that these are of; None where one is of none, or of another.
 
     >>> numbered_names(["m-00002-of-00002.safetensors"])
     ['m-00001-of-00002.safetensors', 'm-00002-of-00002.safetensors']
     """
-    found = [_NUMBERED.match(file) for file in files]
+    held = [*files]
+    found = [_NUMBERED.match(file) for file in held]
     sets = {(m["stem"], m["n"], len(m["k"])) if m else None for m in found}
     if len(sets) != 1 or (one := sets.pop()) is None:
         return None
     stem, n, width = one
-    return [f"{stem}-{k:0{width}d}-of-{n}.safetensors" for k in range(1, int(n) + 1)]
+    names = [f"{stem}-{k:0{width}d}-of-{n}.safetensors" for k in range(1, int(n) + 1)]
+    return names if {*names}.issuperset(held) else None
 
 
 def choose(stems: Iterable[str]) -> str | None:
