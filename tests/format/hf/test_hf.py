@@ -87,6 +87,16 @@ def test_numbered_files_need_no_index(tmp_path: Path) -> None:
         intarsia.open(src)
 
 
+@pytest.mark.parametrize("names", [("1-of-00000",), ("1-of-00001", "2-of-00001"), ("0-of-00001",)])
+def test_a_number_beyond_the_count_of_its_set_is_refused(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    for name in names:
+        save_file({name: torch.ones(2)}, tmp_path / f"model-0000{name}.safetensors")
+    with pytest.raises(FormatError, match=r"holds \d safetensors files and no index: model-0000"):
+        intarsia.open(tmp_path)
+
+
 def test_several_files_without_an_index_are_refused(tmp_path: Path) -> None:
     for name in ("a", "b"):
         save_file({name: torch.zeros(2)}, tmp_path / f"{name}.safetensors")
@@ -362,6 +372,15 @@ def test_files_beside_those_of_the_index_are_left_out_by_name(tmp_path: Path) ->
     (src / "adapter.safetensors").rename(src / "model-00003-of-00003.safetensors")
     (item,) = left_out(intarsia.open(src).manifest.inventory)
     assert item.why == "model.safetensors.index.json does not name it"
+
+
+def test_tensors_of_the_side_folder_that_are_no_state_are_no_weights(tmp_path: Path) -> None:
+    src = write_hf(tmp_path / "m", model(CONFIG), CONFIG)
+    (src / "optimizer").mkdir()
+    save_file({"exp_avg.lm_head.weight": torch.ones(2)}, src / "optimizer" / "model.safetensors")
+    with pytest.raises(FormatError, match=r"`exp_avg.lm_head.weight` in .*optimizer.* no name of"):
+        intarsia.plan(src, to="hf")
+    assert not intarsia.verify(src)
 
 
 def test_a_file_that_is_read_from_two_folders_has_its_name_in_each(tmp_path: Path) -> None:

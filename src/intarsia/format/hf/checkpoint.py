@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import PurePath
 from typing import Any
 
 from intarsia.errors import FormatError, SectionError, UsageError, few
 from intarsia.format.base import AbsentFiles, Arrangement, Format, Slot, WriteOptions
-from intarsia.format.complaint import Complain, going_on, refuse
+from intarsia.format.complaint import Complain, Complaint, going_on, refuse
 from intarsia.format.folder.adapters import CONFIG as ADAPTER_CONFIG
 from intarsia.format.folder.stored_config import choose_config
 from intarsia.format.hf.absent_files import absent_of_sets
@@ -38,6 +39,7 @@ from intarsia.format.strict_json import parse_json
 from intarsia.mesh import Box
 from intarsia.planning.inventory import Fate, Item, Role
 from intarsia.planning.manifest import Entry, Manifest, Target
+from intarsia.planning.whole_tensor import WholeTensor
 from intarsia.state.names import SETTING, is_state, kind_of
 from intarsia.store.address import named
 from intarsia.store.reading.folder import Folder
@@ -79,6 +81,7 @@ class Hf(Format):
                 files |= extra_files(root / OPTIMIZER, complain)
             headers = HeaderMetadata()
             found = read_files(folder, files, complain, headers)
+            _check_side_folder(root, found.values(), complain)
             sizes = {file: folder.size(file) for file in files}
             entries: dict[str, Entry] = {}
             if a_folder:
@@ -173,6 +176,20 @@ class Hf(Format):
             names = f"the names of {few(odd, 4)} begin as those of an optimizer's state"
             notes = (f"{names}: they are in {OPTIMIZER}/, which Transformers does not read",)
         return Arrangement(files, slots, fixed, closing, notes)
+
+
+def _check_side_folder(root: PurePath, found: Iterable[WholeTensor], complain: Complain) -> None:
+    """Complain of tensors in the side folder that are no state: as weights they would be written beside the model's."""
+    of_side = (x for x in found if x.file.startswith(f"{OPTIMIZER}/"))
+    for file, odd in groupby((x for x in of_side if not is_state(x.name)), lambda x: x.file):
+        names = tuple(x.name for x in odd)
+        error = FormatError(
+            f"{few([f'`{name}`' for name in names], 3)} in {root / file} has no name of optimizer state",
+            hint=f"names there begin with `optimizer.`: if another program wrote {root / OPTIMIZER},"
+            " move it away",
+            tensors=names,
+        )
+        complain(Complaint(error, (file,)))
 
 
 def _index_item(folder: Folder, index: str) -> tuple[Item, ...]:
