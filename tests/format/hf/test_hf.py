@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -297,6 +298,40 @@ def test_a_folder_that_holds_no_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_a_shard_that_torch_left_unconsolidated_is_refused(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors", {"DCP_SHARDING_INFO": "{}"})
+    with pytest.raises(FormatError, match="unconsolidated"):
+        intarsia.open(tmp_path)
+
+
+@pytest.mark.parametrize("files", [1, 2])
+def test_whole_tensors_of_torchs_distributed_writer_are_read(tmp_path: Path, files: int) -> None:
+    """It says of them where they begin, as of shards; its index counts what all ranks wrote."""
+    held = {f"w{k}": torch.randn(4, 3) for k in range(3)} | {"scale": torch.tensor(2.0)}
+    mapping = {name: 1 + k % files for k, name in enumerate(held)}
+    writer = dcp.HuggingFaceStorageWriter(str(tmp_path / "hf"), mapping)
+    dcp.save(dict(held), storage_writer=writer, no_dist=True)
+    assert intarsia.verify(tmp_path / "hf").sound
+    intarsia.convert(tmp_path / "hf", tmp_path / "out", to="hf")
+    intarsia.convert(tmp_path / "hf", tmp_path / "dcp", to="dcp", mesh="fsdp=2")
+    assert_same(read_hf(tmp_path / "out"), held)
+    assert_same(read_dcp(tmp_path / "dcp"), held)
+    for file in (tmp_path / "out").glob("*.safetensors"):
+        assert b"DCP_" not in file.read_bytes()
+    index = json.loads((tmp_path / "hf" / INDEX).read_text())
+    index["metadata"]["total_size"] *= 2  # as where a second rank wrote the file before
+    (tmp_path / "hf" / INDEX).write_text(json.dumps(index))
+    with pytest.raises(FormatError, match="unconsolidated"):
+        intarsia.open(tmp_path / "hf")
+    assert {fault.kind for fault in intarsia.verify(tmp_path / "hf").faults} == {"malformed"}
+
+
+def test_a_shard_that_does_not_begin_its_tensors_is_refused_with_an_index_too(
+    tmp_path: Path,
+) -> None:
+    said = {"DCP_SHARDING_INFO": json.dumps({"a": {"saved_offsets": [2]}})}
+    file = "model-00001-of-00001.safetensors"
+    save_file({"a": torch.zeros(2)}, tmp_path / file, said)
+    index = {"metadata": {"total_size": 8}, "weight_map": {"a": file}}
+    (tmp_path / INDEX).write_text(json.dumps(index))
     with pytest.raises(FormatError, match="unconsolidated"):
         intarsia.open(tmp_path)
 

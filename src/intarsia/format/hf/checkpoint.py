@@ -80,7 +80,7 @@ class Hf(Format):
             if a_folder and is_folder(root / OPTIMIZER):
                 files |= extra_files(root / OPTIMIZER, complain)
             headers = HeaderMetadata()
-            found = read_files(folder, files, complain, headers)
+            found = read_files(folder, files, complain, headers, weights.total_bytes)
             _check_side_folder(root, found.values(), complain)
             sizes = {file: folder.size(file) for file in files}
             entries: dict[str, Entry] = {}

@@ -8,6 +8,7 @@ from pathlib import PurePath
 
 from intarsia.errors import FormatError, IntarsiaError, few
 from intarsia.format.complaint import Complain, Complaint, going_on, refuse
+from intarsia.format.hf.dcp_shards import SHARDING, begins_every_tensor, unconsolidated
 from intarsia.format.hf.safetensors_header import read_header
 from intarsia.format.hf.safetensors_metadata import HeaderMetadata
 from intarsia.format.hf.weight_sets import (
@@ -26,7 +27,6 @@ from intarsia.store.reading.folder import Folder
 from intarsia.store.reading.lookup import listed
 
 OPTIMIZER = "optimizer"
-_UNCONSOLIDATED = "DCP_SHARDING_INFO"
 _LFS = b"version https://git-lfs"
 
 
@@ -41,7 +41,8 @@ class WeightFiles:
     def notes(self, found: Mapping[str, WholeTensor]) -> Iterator[str]:
         """That the index counts other bytes than its tensors have, which no loader asks: it may be another's."""
         held = sum(x.nbytes for x in found.values() if x.file in self.held)
-        if self.total_bytes not in (None, held):
+        lost = any(name not in found for names in self.held.values() for name in names or ())
+        if self.total_bytes not in (None, held) and not lost:
             yield (
                 f"{self.index} gives {self.total_bytes:,} bytes as its total_size, and its tensors have"
                 f" {held:,}"
@@ -161,16 +162,8 @@ def _indexed(folder: Folder, file_name: str, complain: Complain) -> WeightFiles:
 def _refuse_unconsolidated(folder: Folder, names: Iterable[str]) -> None:
     """Raise where files are shards of tensors, each rank's, as torch's writer leaves them."""
     for file in names:
-        if _UNCONSOLIDATED in read_header(folder, file, refuse)[1]:
-            raise _unconsolidated(folder, file)
-
-
-def _unconsolidated(folder: Folder, file: str) -> FormatError:
-    return FormatError(
-        f"{folder.root / file} is a shard that torch's distributed writer left unconsolidated",
-        hint="load it with torch's HuggingFaceStorageReader and save it with intarsia.save:"
-        " torch's consolidation writes zeros for numbers and for absent shards",
-    )
+        if SHARDING in read_header(folder, file, refuse)[1]:
+            raise unconsolidated(folder, file)
 
 
 def read_files(
@@ -178,16 +171,26 @@ def read_files(
     files: Mapping[str, list[str] | None],
     complain: Complain,
     headers: HeaderMetadata | None = None,
+    total_bytes: int | None = None,
 ) -> dict[str, WholeTensor]:
-    """The tensors of files by name."""
+    """The tensors of files by name; `total_bytes` is how many an index gives them."""
     found: dict[str, WholeTensor] = {}
+    doubtful: list[str] = []
     for file, expected in files.items():
         try:
             metadata = _read_file(folder, file, expected, found, complain)
+            if SHARDING in metadata:
+                doubtful.append(file)
             if headers is not None:
                 headers.add(metadata)
         except IntarsiaError as error:
             complain(Complaint(error, (file,), tuple(expected or ())))
+    # An index counts what all ranks wrote: as much as its files hold, if each rank did not write its own.
+    if doubtful and total_bytes != sum(x.nbytes for x in found.values() if x.file in files):
+        for file in doubtful:
+            lost = tuple(name for name, x in found.items() if x.file == file)
+            complain(Complaint(unconsolidated(folder, file), (file,), lost))
+            found = {name: x for name, x in found.items() if name not in lost}
     return found
 
 
@@ -205,8 +208,10 @@ def _read_file(
             hint=f"run `git lfs pull` in {folder.root}",
         )
     rows, metadata = read_header(folder, file, complain)
-    if _UNCONSOLIDATED in metadata:
-        raise _unconsolidated(folder, file)
+    if SHARDING in metadata and not (
+        expected and begins_every_tensor(metadata, str(folder.root / file))
+    ):
+        raise unconsolidated(folder, file)
     here = {row.name: row for row in rows}
     if expected is not None and not (
         len(expected) == len(here) and all(map(here.__contains__, expected))

@@ -9,6 +9,7 @@ from pathlib import PurePath
 
 from intarsia.errors import FormatError
 from intarsia.format.folder.side_files import HEADERS
+from intarsia.format.hf.dcp_shards import OF_WRITER
 from intarsia.format.strict_json import parse_json
 from intarsia.store.reading.folder import Folder
 from intarsia.store.reading.lookup import is_file
@@ -16,7 +17,7 @@ from intarsia.store.reading.lookup import is_file
 ONE_MODEL = "intarsia.one_model"
 """A key that says: names that look like those of several models are one model's."""
 
-_OURS = ("format", ONE_MODEL)
+_OURS = ("format", ONE_MODEL, *OF_WRITER)
 """Keys that every writer sets itself."""
 
 
