@@ -182,9 +182,11 @@ def test_a_part_that_is_lost_or_too_small_is_refused_before_anything_is_read(sca
     src, *_ = scaled
     part = src.parts["w.scales"]
     few = replace(part.layout, pieces=part.layout.pieces[:-1])
+    twice = replace(part.layout, pieces=(*part.layout.pieces, part.layout.pieces[-1]))
     for parts, what in (
         ({}, "its part `w.scales` is not there"),
         ({"w.scales": replace(part, layout=few)}, r"has nothing for 6 of 154 elements of `w`"),
+        ({"w.scales": replace(part, layout=twice)}, r"has two numbers for 6 elements of `w`"),
         ({"w.scales": replace(part, chunks=())}, "chunks of `w.scales` do not tile it"),
     ):
         with pytest.raises(CoverageError, match=what):

@@ -127,6 +127,37 @@ def test_a_stored_tensor_that_lies_proves_nothing(lie: Stored, text: str) -> Non
     prover_of(src).prove(wanted[3])
 
 
+@pytest.mark.parametrize("lie", ["chunks overlap", "too few bytes", "a chunk sticks out", ""])
+def test_a_stored_tensor_of_which_no_logical_one_is_known_proves_nothing(lie: str) -> None:
+    held = LIES[lie][0] if lie else stored("w", W)
+    src = replace(manifest(held, stored("v", V)), logical={"v": Logical("v", SHAPE, F32)})
+    for layout in (W, W.narrow(0, 0, 1), W.permute(1, 0), concat([V, W])):
+        lost = f"{layout.size if 'v' not in layout.tensors else 24} of {layout.size} elements of"
+        with pytest.raises(CoverageError, match=rf"{lost} `mine` have no source; first missing: w"):
+            prover_of(src).prove(target(layout))
+    both = replace(manifest(stored("both", concat([V, W]))), logical={})
+    with pytest.raises(CoverageError, match="24 of 24 elements of `mine` have no source"):
+        prover_of(both).prove(target(W))
+
+
+KINDS = {
+    "chunks overlap": "chunks-overlap", "chunks leave a hole": "elements-missing", "a chunk sticks out": "chunk-mismatch",
+    "too few bytes": "chunk-mismatch", "an element again in padding": "chunks-overlap", "an element at two places": "elements-missing",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("lie", "kind"), KINDS.items())
+def test_each_lie_is_of_a_kind(lie: str, kind: str) -> None:
+    found = prover_of(manifest(LIES[lie][0])).attempt(target(W))
+    assert isinstance(found, list)
+    assert found[0].kind == kind
+
+
+def test_elements_that_no_tensor_has_are_counted() -> None:
+    with pytest.raises(CoverageError, match=r"4 of 24 elements of `mine` have no source.* w\[24\]"):
+        prover_of(manifest(stored("w", W))).prove(target(BEYOND))
+
+
 @pytest.mark.parametrize("again", [W, W.narrow(0, 5, 6), concat([V, W.narrow(1, 3, 4).reshape(1, 6).narrow(1, 0, 4)])])  # fmt: skip
 def test_two_stored_tensors_that_hold_one_element_prove_nothing(again: Layout) -> None:
     src = manifest(stored("w", W), stored("again", again))

@@ -263,7 +263,8 @@ class Links:
                 yield from self.tensor_faults(name)
             else:
                 known = False
-        if len(sources) == 1 and (sources[0].layout is layout or sources[0].layout == layout):
+        one = sources[0].layout if len(sources) == 1 and known else None
+        if one is not None and (one is layout or one == layout):
             return
         if len(layout.pieces) == 1 and layout.pieces[0].run and known:
             (piece,) = layout.pieces
@@ -277,17 +278,17 @@ class Links:
 
     def _absent(self, target: Target, sources: tuple[Stored, ...]) -> Iterator[Gap]:
         """Elements that a target asks for and no logical tensor has."""
-        found = cover(target.layout, [s.layout for s in sources])
+        logical = self.src.logical
+        held = [tuple(p for p in s.layout.pieces if p.tensor in logical) for s in sources]
+        known = [replace(s.layout, pieces=x) for s, x in zip(sources, held, strict=True)]
+        found = cover(target.layout, known)
         lost = found.wanted - found.covered
         if found.first_missing is not None:
             tensor, element = found.first_missing
-            x = self.src.logical.get(tensor)
+            x = logical.get(tensor)
             at = list(unravel(element, x.shape)) if x and element < x.size else [element]
             text = f"{lost:,} of {found.wanted:,} elements of `{target.name}` have no source"
             yield Gap(target.name, lost, f"{text}; first missing: {tensor}{at}")
-        elif found.doubled:
-            text = f"{found.doubled:,} elements of `{target.name}` have more than one source"
-            yield Gap(target.name, found.doubled, text, "chunks-overlap")
 
     def _place_faults(self, name: str, layout: Layout) -> Iterator[Gap]:
         """Places of a layout that are for more than one element, or lie beyond it."""
