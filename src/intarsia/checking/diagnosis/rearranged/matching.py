@@ -85,14 +85,14 @@ def _named(e: Evidence, related: RelatedTensors, axis: int, order: Ints) -> Iter
     if len({*blocks}) < count:
         yield _duplicated(axis, size, blocks, layout)
     elif heads and heads.axis == axis and heads.width == size:
-        text = f"heads permuted: {what} come in the order {_listed(blocks)} of {e.left}"
+        text = f"heads permuted: {what} come in the order {_listed(blocks, e.left)}"
         yield Hypothesis("heads-permuted", text, layout, key)
     elif cut:
         mesh = f"fsdp={cut[0]} over tp={cut[1]}"
         text = f"{what} strided, as where a shard of {mesh} is read as plain"
         yield Hypothesis("strided-shard", text, layout, key)
     else:
-        text = f"shards in the wrong order: {what} come in the order {_listed(blocks)} of {e.left}"
+        text = f"shards in the wrong order: {what} come in the order {_listed(blocks, e.left)}"
         yield Hypothesis("shards-permuted", text, layout, key)
 
 
@@ -103,9 +103,9 @@ def _any_order(e: Evidence, axis: int, order: Ints, noun: str) -> Hypothesis:
     if len(e.shape) == 3 and axis == 0 and "experts" in e.name:
         whole = len({*order.tolist()}) == len(order)
         kind = "experts-permuted" if whole else "experts-duplicated"
-        text = f"experts come in the order {_listed(order)} of {e.left}"
+        text = f"experts come in the order {_listed(order, e.left)}"
         return Hypothesis(kind, text, moved, (kind,))
-    how = f"in another order: {_listed(order)} of {e.left}"
+    how = f"in another order: {_listed(order, e.left)}"
     if np.array_equal(order, np.arange(len(order))[::-1]):
         how = "in reverse order"
     return Hypothesis(ANY_ORDER, f"{noun} {how}", moved, (axis,))
@@ -221,6 +221,8 @@ def strided(blocks: Sequence[int]) -> tuple[int, int] | None:
     return None
 
 
-def _listed(numbered: Sequence[int] | Ints) -> str:
-    shown = [str(int(k)) for k in numbered[:12]]
-    return f"[{', '.join(shown)}{', …' if len(numbered) > 12 else ''}]"
+def _listed(numbered: Sequence[int] | Ints, side: str) -> str:
+    """The first numbers of an order; what is nowhere on the side may be zero, or anything."""
+    shown = [str(int(k)) if k >= 0 else "?" for k in numbered[:12]]
+    text = f"[{', '.join(shown)}{', …' if len(numbered) > 12 else ''}] of {side}"
+    return f"{text}, ? for what {side} does not hold" if "?" in shown else text
