@@ -121,6 +121,22 @@ def test_a_transposed_tensor_is_seen_row_by_row(tmp_path: Path) -> None:
     assert found == {"a.weight": "rows [8:16)", "b.weight": "columns [8:16)"}
 
 
+@pytest.mark.parametrize(
+    ("dtype", "master"), [(torch.float16, 1e6), (torch.bfloat16, 8.0), (torch.float64, -8.0)]
+)
+def test_a_main_weight_that_its_weight_cannot_hold_is_not_that_weight(
+    dtype: torch.dtype, master: float, tmp_path: Path
+) -> None:
+    tensors = {n: x.to(dtype) for n, x in trained(CONFIG).items()}
+    state = {f"optimizer.master.{n}": x.float() for n, x in tensors.items()}
+    state["optimizer.master.lm_head.weight"][3, :5] = master
+    src = write_hf(tmp_path, tensors, CONFIG)
+    (src / "optimizer").mkdir()
+    save_file(state, src / "optimizer" / "model.safetensors")
+    (fault,) = intarsia.verify(src).faults
+    assert (fault.kind, fault.elements) == ("master-differs", 5)
+
+
 def test_stochastic_rounding_is_no_stale_weight(tmp_path: Path) -> None:
     tensors = trained(CONFIG)
     state = {f"optimizer.master.{n}": x.float() * (1 + 2**-12) for n, x in tensors.items()}

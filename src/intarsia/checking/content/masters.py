@@ -97,14 +97,15 @@ def compare_master(checkpoint: Checkpoint, name: str, budget: Budget) -> Stale |
             for x in (weight, master)
         )
         near = _agree(narrow, cast(wide, master.dtype, weight.dtype), weight)
+        x, y = as_float64(narrow, weight.dtype), as_float64(wide, master.dtype)
+        near |= ~np.isfinite(x) | ~np.isfinite(y)  # a fault of its own
         if near.all():
             continue
         if not count:
             inside = unravel(int(near.argmin()), box.shape)
             first = f"{[lo + k for lo, k in zip(box.offsets, inside, strict=True)]} first"
         count += int((~near).sum())
-        gap = np.abs(as_float64(narrow, weight.dtype) - as_float64(wide, master.dtype))
-        most = max(most, float(gap[~near].max()))
+        most = max(most, float(np.abs(x[~near] - y[~near]).max()))
     return Stale(weight, master, count, first, most) if count else None
 
 
@@ -116,14 +117,13 @@ def _agree(a: Bits, b: Bits, weight: Logical) -> NDArray[np.bool_]:
     """
     sign = 1 << (8 * weight.dtype.itemsize - 1)
     near: NDArray[np.bool_] = np.abs(_ordered(a, sign) - _ordered(b, sign)) <= 1
-    x, y = as_float64(a, weight.dtype), as_float64(b, weight.dtype)
-    near |= ~np.isfinite(x) | ~np.isfinite(y)  # a fault of its own
     if "norm" in weight.name and weight.dtype.name in _LAST_BIT:
+        x, y = as_float64(a, weight.dtype), as_float64(b, weight.dtype)
         near |= np.abs(x - y) <= _LAST_BIT[weight.dtype.name] * (1 + np.abs(x))
     return near
 
 
 def _ordered(bits: Bits, sign: int) -> NDArray[np.int64]:
     """Bits as whole numbers in the order of the numbers that they stand for."""
-    wide = bits.astype(np.int64)
-    return np.where(wide >= sign, sign - wide, wide)
+    wide = bits.view(f"i{bits.itemsize}").astype(np.int64)
+    return np.where(wide < 0, -(wide & (sign - 1)), wide)
