@@ -60,6 +60,16 @@ def test_one_nan_among_scales_is_found_in_every_element_type(tmp_path: Path) -> 
     assert faults_of(write_hf(tmp_path / "e8m0", tensors, config)) == [("scale-nan", (SCALE,))]
 
 
+def test_scales_of_any_element_type_are_zero_only_if_they_are(tmp_path: Path) -> None:
+    tensors, config = quantised()
+    shape = tensors[SCALE].shape
+    for dtype in (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e4m3fn, torch.float64):
+        for value, told in ((0.5, []), (0.0, [("scale-zero", (SCALE,))])):
+            scale = {SCALE: torch.full(shape, value).to(dtype)}
+            path = write_hf(tmp_path / f"{dtype}-{value}", tensors | scale, config)
+            assert faults_of(path) == told
+
+
 @pytest.mark.parametrize("family", [True, False])
 def test_scales_that_headers_show_to_be_wrong_are_faults_and_refused(
     tmp_path: Path, family: bool

@@ -71,7 +71,7 @@ class Elements:
         """The least and the greatest magnitude, and the bits in use, as far as a fault may show: -1 and 0 elsewhere."""
         name, most = self.dtype.name, seen.most
         if not self.sign_bit:
-            return -1, most if name in ("U8", "F8_E8M0") else 0, 0
+            return -1, most if name in ("U8", *_ONLY_NAN) else 0, 0
         used = seen.used | self.sign_bit if seen.signed_zero else seen.used
         if name == "F32" and self.of_master:
             return -1, most, used
