@@ -57,6 +57,19 @@ def test_adapters_may_be_trained_in_some_layers_only(tmp_path: Path) -> None:
     assert not alone(tmp_path, tensors)
 
 
+def test_doubles_whose_bits_sum_to_nothing_are_not_zero(tmp_path: Path) -> None:
+    at = "model.layers.{}.{}.weight"
+    tensors = {"model.norm.weight": torch.ones(4096).double()}
+    for layer in range(3):
+        tensors[at.format(layer, "input_layernorm")] = normal_tensor((4096,), torch.float64, layer)
+        tensors[at.format(layer, "mlp.up_proj")] = normal_tensor((64, 64), torch.float64, layer)
+    tensors[at.format(1, "mlp.up_proj")][:16] = torch.tensor([2.0, -2.0]).repeat(32).double()
+    assert not alone(tmp_path / "sound", tensors)
+    tensors["model.norm.weight"].zero_()
+    tensors[at.format(2, "mlp.up_proj")][16:32] = 0
+    assert alone(tmp_path / "lost", tensors) == {"zero-tensor", "zero-block"}
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_signs_and_powers_of_two_are_numbers_of_their_own_type(
     dtype: torch.dtype, tmp_path: Path

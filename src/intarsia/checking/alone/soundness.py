@@ -142,6 +142,7 @@ def _examined(
     more = after(progress, sum(stats.item.nbytes for stats in found) if progress else 0)
     weights = weights_among(found, manifest.quantised)
     with Content(manifest, budget) as content:
+        content.look_at_zeros(found)
         faults += content_faults(weights, format_named(manifest.format), content)
         faults += scale_faults(found, manifest.quantised)
         repeated = list(repeat_faults(weights, ties_for_sure(manifest), content))

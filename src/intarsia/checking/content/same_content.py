@@ -14,6 +14,7 @@ import numpy as np
 
 from intarsia.checking.content.chance import may_be_zero
 from intarsia.checking.naming import Unit
+from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.checking.survey.matrix_facts import MatrixFacts, Run
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, FormatError
@@ -68,9 +69,18 @@ class Content:
         return all(self._same(stored, boxes[0], stored, box) for box in boxes[1:])
 
     def is_sparse(self, stored: Stored, unit: Unit, zeros: int) -> bool:
-        """Whether so many zeros in a row may be chance, as many of the other elements are zero too."""
+        """Whether so many zeros in a row may be chance, as many of the other elements are zero too; or are none."""
         held, size = self._held(stored, unit)
-        return held > 0 and may_be_zero(zeros, size - held - zeros, size - zeros)
+        few = size - held < zeros  # sums of doubles run over, and may be zero
+        return held > 0 and (few or may_be_zero(zeros, size - held - zeros, size - zeros))
+
+    def look_at_zeros(self, found: Sequence[ItemStats]) -> None:
+        """Take no matrix of doubles for zero by its sums, which run over."""
+        for stats in found:
+            stored = stats.item.stored
+            if stored.dtype.itemsize == 8 and any(p.zero for p in stats.matrices):
+                held = [(p, p.zero and not self._held(stored, p.unit)[0]) for p in stats.matrices]
+                stats.matrices = [replace(p, zero=zero) for p, zero in held]
 
     def is_sparse_like(self, size: int, like: Sequence[Matrix]) -> bool:
         """Whether a matrix of zeros may be chance, as many elements of its like are zero."""
