@@ -61,18 +61,21 @@ _IN_ONE_FILE = (
 )  # fmt: skip
 """Kinds that one accident gives to everything in a file."""
 
+_STALE = ("copies-differ", "master-differs")
+"""Kinds that a rank of another step gives to all that it holds."""
+
 _EACH = 3
 """So many of a kind in a file are listed one by one."""
 
 
 def gathered(faults: Iterable[Fault]) -> tuple[Fault, ...]:
-    """Each fault once; those that damaged one file, and weights that are stale together, as one."""
+    """Each fault once; those that damaged one file, and what is stale together, as one."""
     groups: dict[object, list[Fault]] = {}
     for fault in dict.fromkeys(faults):
         key: object = fault
         if fault.kind in _IN_ONE_FILE:
             key = fault.kind, fault.files or (fault.where,)
-        elif fault.kind == "master-differs":
+        elif fault.kind in _STALE:
             key = fault.kind
         groups.setdefault(key, []).append(fault)
     return tuple(x for group in groups.values() for x in _as_one(group))
@@ -85,9 +88,10 @@ def _as_one(group: list[Fault]) -> list[Fault]:
     if len(group) <= _EACH:
         return group
     first = group[0]
-    file = few(first.files, 4) or first.where
-    at = f" in {file}" if first.kind in _IN_ONE_FILE else ""
+    files = tuple(dict.fromkeys(file for fault in group for file in fault.files))
+    where = few(sorted(files), 4) or first.where
+    at = f" in {where}" if first.kind in _IN_ONE_FILE else ""
     names = tuple(dict.fromkeys(name for fault in group for name in fault.tensors))
     text = f"{first.text}; and {len(group) - 1:,} more like it{at}"
     elements = sum(fault.elements for fault in group)
-    return [Fault(first.kind, names, file, text, elements, first.hint, first.files)]
+    return [Fault(first.kind, names, where, text, elements, first.hint, files)]

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 import torch
@@ -71,6 +72,29 @@ def test_copies_that_were_saved_unequal_are_found(tmp_path: Path) -> None:
     wrong = replace(one, chunks=other.chunks)
     (fault,) = copies_that_differ(replace(manifest, copies=(wrong,)), budget)
     assert fault.kind == "copies-differ"
+
+
+def test_all_copies_of_a_rank_that_is_stale_are_one_fault(tmp_path: Path) -> None:
+    src = MEGATRON / "td_dense_tp2pp2_dpresh" / "iter_0000010"
+    shutil.copytree(src, tmp_path / "out", copy_function=shutil.copyfile)
+    copies = intarsia.open(src).manifest.copies
+    chunks = {(c.file, c.start_bytes): c for copy in copies for c in copy.chunks}
+    for (file, _), chunk in chunks.items():
+        start, length, crc = recorded_checksum(Folder(src), chunk)
+        assert crc is not None
+        data = bytearray((tmp_path / "out" / file).read_bytes())
+        data[start : start + length] = other = bytes(b ^ 1 for b in data[start : start + length])
+        lo, hi = chunk.start_bytes, chunk.start_bytes + chunk.length_bytes
+        new = crc32(other).to_bytes(4, "little")
+        data[lo:hi] = data[lo:hi].replace(crc.to_bytes(4, "little"), new)
+        (tmp_path / "out" / file).write_bytes(data)
+    (fault,) = intarsia.verify(tmp_path / "out").faults
+    assert fault.kind == "copies-differ"
+    assert f"and {len(copies) - 1} more like it" in fault.text
+    assert fault.where == ", ".join(sorted({file for file, _ in chunks}))
+    assert {*fault.tensors} == {name for copy in copies for name in copy.layout.tensors}
+    found = intarsia.verify(src, tmp_path / "out")
+    assert found.damaged == (replace(fault, where=f"B: {fault.where}"),)
 
 
 def test_bytes_after_the_last_chunk_of_a_file_are_noted(tmp_path: Path) -> None:

@@ -105,13 +105,13 @@ def copies_that_differ(manifest: Manifest, budget: Budget) -> Iterator[Fault]:
             except (FormatError, CoverageError):
                 continue  # reported elsewhere
             if count:
-                files = sorted({c.file for c in copy.chunks})
+                files = tuple(sorted({c.file for c in copy.chunks}))
                 text = (
                     f"{count:,} of {copy.layout.size:,} elements of the copy `{copy.name}` are not"
                     " those of the one that is read"
                 )
                 names = copy.layout.tensors
-                yield Fault("copies-differ", names, ", ".join(files), text, count)
+                yield Fault("copies-differ", names, ", ".join(files), text, count, files=files)
 
 
 def _unequal(checkpoint: Checkpoint, copy: Stored, chunk: Chunk, budget: Budget) -> int:

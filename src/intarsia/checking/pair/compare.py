@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from intarsia.checking.alone.unmapped import unmapped_faults
-from intarsia.checking.fault import Fault
+from intarsia.checking.fault import Fault, gathered
 from intarsia.checking.pair.comparison import Comparison, Difference
 from intarsia.checking.pair.differing import Differing, Unequal, same, unequal_at
 from intarsia.checking.pair.main_weights import differ_from_main
@@ -65,7 +65,7 @@ def compare(
         damaged=tuple(
             replace(fault, where=f"{side}: {fault.where}")
             for side, held in (("A", a.manifest), ("B", b.manifest))
-            for fault in unmapped_faults(held, budget)
+            for fault in gathered(unmapped_faults(held, budget))
         ),
         rounded=sum(p.rounded for p in pairs),
     )
