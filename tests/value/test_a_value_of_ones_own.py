@@ -5,7 +5,7 @@ Nothing but the value says how its numbers are stored, so those parts of the hou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,7 +27,8 @@ from intarsia.family.table import Table
 from intarsia.format.registry import read_manifest
 from intarsia.layout import Layout, Loop, Piece
 from intarsia.mesh import Box, Mesh
-from intarsia.planning.manifest import Logical, Manifest, Target
+from intarsia.planning.chunks import Chunks, boxes_of, places_of
+from intarsia.planning.manifest import Chunk, Logical, Manifest, Target
 from intarsia.planning.proof import prover_of
 from intarsia.run import losses
 from intarsia.run.budget import Budget
@@ -189,8 +190,14 @@ def test_a_part_that_is_lost_or_too_small_is_refused_before_anything_is_read(sca
         ({"w.scales": replace(part, layout=twice)}, r"has two numbers for 6 elements of `w`"),
         ({"w.scales": replace(part, chunks=())}, "chunks of `w.scales` do not tile it"),
     ):
-        with pytest.raises(CoverageError, match=what):
-            prover_of(replace(src, parts=parts)).tensor("w")
+        columns = {n: replace(s, chunks=in_columns(s.chunks)) for n, s in src.stored.items()}
+        for stored in (src.stored, columns):
+            with pytest.raises(CoverageError, match=what):
+                prover_of(replace(src, parts=parts, stored=stored)).tensor("w")
+
+
+def in_columns(chunks: Sequence[Chunk]) -> Chunks:
+    return Chunks(boxes_of(chunks), places_of([chunks]), 0)
 
 
 def test_a_value_with_parts_is_not_written_for_want_of_them(scaled) -> None:
