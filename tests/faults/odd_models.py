@@ -324,6 +324,7 @@ def _some_biases(random: Random) -> Tensors:
         trained = k >= count - count // 3
         bias = torch.randn(16, generator=_seed(random)) if trained else torch.zeros(16)
         out[f"model.layers.{k}.mlp.fc.bias"] = bias
+        out[f"model.layers.{k}.mlp.gate.e_score_correction_bias"] = bias[:8].clone()
     return out
 
 

@@ -14,6 +14,7 @@ from intarsia.checking.pair.ties import tied_and_absent, tied_in, ties_for_sure
 from intarsia.dtypes import BY_NAME
 from intarsia.planning.manifest import Logical, Manifest
 from tests.checkpoints import llama_config, model, write_hf
+from tests.family.configs import CASES
 
 CONFIG = llama_config()
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
@@ -46,6 +47,15 @@ def llama(names: tuple[str, ...], tie: bool = True) -> Manifest:
 def test_a_tied_tensor_that_is_not_stored_is_the_stored_one() -> None:
     (found,) = tied_and_absent(llama((TABLE,))).items()
     assert (found[0], found[1].name) == (HEAD, TABLE)
+
+
+def test_a_tensor_that_is_tied_to_one_that_is_tied_is_the_stored_one() -> None:
+    """DeepSeek's layers for further tokens may hold the head again, which may be the embedding."""
+    config = CASES["deepseek_v3"] | {"tie_word_embeddings": True, "num_nextn_predict_layers": 1}
+    layer = f"model.layers.{config['num_hidden_layers']}"
+    found = tied_and_absent(manifest((TABLE, f"{layer}.enorm.weight"), **config))
+    copies = HEAD, f"{layer}.embed_tokens.weight", f"{layer}.shared_head.head.weight"
+    assert {name: found[name].name for name in copies} == dict.fromkeys(copies, TABLE)
 
 
 def test_what_is_stored_or_not_tied_or_has_no_twin_is_no_twin_s() -> None:

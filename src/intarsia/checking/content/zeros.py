@@ -184,7 +184,7 @@ def zero_tensors(found: Sequence[ItemStats], content: Content) -> Iterator[Fault
         zero = [(stats, p) for stats, p in zero if not content.is_sparse_like(_size(p), like)]
         if not zero:
             continue
-        starts_at_zero = template.endswith(".bias") and zero[0][1].unit.rows == 1
+        starts_at_zero = template.endswith("bias") and zero[0][1].unit.rows == 1
         if starts_at_zero and 2 * len(zero) >= len(group):
             continue  # a part of the model that was never trained
         names = [name for stats, p in zero for name in tensors_in(stats.item.stored, p.unit)]

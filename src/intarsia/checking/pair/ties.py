@@ -48,10 +48,14 @@ def tied_and_absent(manifest: Manifest) -> dict[str, Logical]:
 
     Those of a layer that was left out whole are not the model's.
     """
-    logical = manifest.logical
-    tied = {
-        n: twin for n, twin in tied_in(manifest).items() if n not in logical and twin in logical
-    }
+    logical, ties = manifest.logical, tied_in(manifest)
+    tied: dict[str, str] = {}
+    for name in ties:
+        twin = ties[name]
+        while twin in ties and twin not in logical:
+            twin = ties[twin]  # a head of further tokens, tied to one that is tied itself
+        if name not in logical and twin in logical:
+            tied[name] = twin
     if not tied:
         return {}
     stacks = {p.layer_of_stack for p in map(place_of, logical)}
