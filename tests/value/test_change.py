@@ -42,3 +42,20 @@ def test_a_norm_that_is_rounded_is_rounded_before_it_is_centred_on_one_again() -
     assert Change(F32, BF16, UP, PLAIN).of(window).tobytes() == bits(
         torch.tensor([0.0, 1.0]).bfloat16()
     )
+
+
+def test_small_numbers_that_are_only_cast_are_compared_as_they_are_stored() -> None:
+    held = torch.tensor([1e-30])
+    window = Window(np.frombuffer(bits(held), np.uint32).copy(), F32)
+    change = Change(F32, BF16, UP, UP)
+    wanted, found = change.compared(window, change.of(window))
+    assert wanted.tolist() == held.tolist()
+    assert found.tolist() == held.bfloat16().tolist()
+
+
+def test_values_that_are_neither_plain_nor_shifted_recentre_nothing() -> None:
+    class Doubled(Shift):
+        recentres = False
+
+    assert not Change(F32, F32, Doubled(1.0), PLAIN).recentres
+    assert not Change(F32, F32, PLAIN, Doubled(1.0)).recentres

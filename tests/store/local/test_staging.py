@@ -451,3 +451,28 @@ def test_more_files_than_may_be_open_are_each_on_disk_before_they_are_marked(
     staging.flush()
     assert synced >= {f"f{k}" for k in range(50)}
     staging.abandon()
+
+
+def test_other_ranks_wait_for_the_very_folder_that_the_first_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, other = begun(tmp_path / "out"), Staging(tmp_path / "out", alone=False)
+    other.await_folder(first.folder_number)
+    assert other.number == first.folder_number
+    monkeypatch.setattr("intarsia.store.writing.staging.AWAIT_SECONDS", -1.0)
+    with pytest.raises(StoreError, match="which rank 0 has made"):
+        other.await_folder(first.folder_number + 1)
+    first.abandon()
+    with pytest.raises(StoreError, match="is gone: it was removed while it was written"):
+        _ = other.folder_number
+
+
+def test_a_store_is_broken_that_lost_something_of_what_is_written(tmp_path: Path) -> None:
+    staging = begun(tmp_path / "out")
+    inside, elsewhere = staging.folder / "data", tmp_path / "other" / "data"
+    assert staging.is_broken(StoreError("lost", lost=True))
+    assert staging.is_broken(StoreError("lost", lost=True, path=inside))
+    assert not staging.is_broken(StoreError("lost", lost=True, path=elsewhere))
+    assert not staging.is_broken(StoreError("refused", path=inside))
+    assert not staging.is_broken(OSError("no error of a store"))
+    staging.abandon()
