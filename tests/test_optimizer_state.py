@@ -8,6 +8,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -380,6 +381,21 @@ def test_state_of_another_shape_is_kept_or_refused(shape: str, kind: str, tmp_pa
         dialect = "hf" if to == "hf" else None
         with pytest.raises(CoverageError, match=rf"`optimizer\.{kind}\..*` has shape \[.*{to}"):
             intarsia.convert(src, tmp_path / to, to=to, mesh="tp=2", config=CONFIG, dialect=dialect)
+
+
+def test_settings_that_are_numbers_of_numpy_reach_megatron(tmp_path: Path) -> None:
+    model = {name: p.detach() for name, p in Llama().named_parameters()}
+    kinds = ("exp_avg", "exp_avg_sq")
+    state = {name: {kind: torch.ones_like(p) for kind in kinds} for name, p in model.items()}
+    group = {"params": [*model], "lr": np.float64(0.03), "weight_decay": np.float32(0.25)}
+    src = tmp_path / "src"
+    saved = {"model": model, "optim": {"state": state, "param_groups": [group]}}
+    dcp.save(saved, checkpoint_id=src)
+    intarsia.convert(src, tmp_path / "td", to="torch_dist", config=CONFIG)
+    torch.serialization.add_safe_globals([Namespace])
+    common = torch.load(tmp_path / "td" / "iter_0000001" / "common.pt", weights_only=True)
+    groups = common["optimizer"]["optimizer"]["param_groups"]
+    assert {(g["lr"], g["weight_decay"]) for g in groups} == {(0.03, 0.25)}
 
 
 def with_fused_experts(name: str, seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:

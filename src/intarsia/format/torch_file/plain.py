@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from math import prod
-from struct import unpack
+from struct import calcsize, unpack
 from typing import Any
 
 from intarsia.errors import FormatError
@@ -32,7 +32,7 @@ def _plain(value: Any, left: Iterator[int], depth: int, *, whole: bool = False) 
             f" {MAX_PLAIN_DEPTH}",
             hint="leave them out with --optimizer drop",
         )
-    value = _said(value) if whole else value
+    value = _said(value) if whole else _of_numpy(value) if isinstance(value, Inert) else value
     if isinstance(value, Mapping):
         named = ((k, v) for k, v in value.items() if type(k) in (str, int))
         pairs = ((k, _plain(v, left, depth - 1, whole=whole)) for k, v in named)
@@ -58,6 +58,26 @@ def _said(value: Any) -> Any:
     if isinstance(value, Inert):
         return value.name, value.args, value.state, value.items, [*value.entries.items()]
     return sorted(value, key=repr) if type(value) in (set, frozenset) else value
+
+
+_SCALARS = ("numpy._core.multiarray.scalar", "numpy.core.multiarray.scalar")
+_KINDS = {
+    "f8": "<d", "f4": "<f", "f2": "<e", "i8": "<q", "i4": "<i", "i2": "<h", "i1": "<b", "u8": "<Q",
+    "u4": "<I", "u2": "<H", "u1": "<B", "b1": "<?",
+}  # fmt: skip
+"""How NumPy and `struct` call the types of numbers that Python has."""
+
+
+def _of_numpy(value: Inert) -> Any:
+    """The number that one of NumPy's is; any other value as it is."""
+    if value.name not in _SCALARS or [*map(type, value.args[1:])] != [bytes]:
+        return value
+    dtype, data = value.args
+    said, state = (dtype.args, dtype.state) if isinstance(dtype, Inert) else ((), ())
+    form = _KINDS.get(said[0]) if said and isinstance(said[0], str) else None
+    little = isinstance(state, tuple) and state[1:2] in (("<",), ("|",))
+    fits = form is not None and little and len(data) == calcsize(form)
+    return unpack(form, data)[0] if form and fits else value
 
 
 _FORMS = {"I64": "<q", "I32": "<i", "F32": "<f", "F64": "<d"}
