@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings
 from zlib import crc32
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 import intarsia
 from intarsia.checking.alone.unmapped import copies_that_differ
@@ -110,6 +114,22 @@ def test_bytes_after_the_last_chunk_of_a_file_are_noted(tmp_path: Path) -> None:
         assert report.sound
         (note,) = (note for note in report.notes if "after the last chunk" in note)
         assert note.startswith(f"100 bytes lie after the last chunk of {file.name}")
+
+
+def test_archives_that_torch_does_not_open_are_faults(tmp_path: Path) -> None:
+    """A member of an archive that does not begin as one, though its content is as it was."""
+    src = write_dcp(tmp_path / "dcp", {"w": torch.randn(8, 8), "notes": "text" * 20})
+    (file,) = src.glob("*.distcp")
+    whole = file.read_bytes()
+    assert intarsia.verify(src).sound
+    members = [found.start() for found in re.finditer(b"PK\3\4", whole)]
+    assert len(members) > 8
+    for at in members:
+        file.write_bytes(whole[:at] + b"pk" + whole[at + 2 :])
+        with pytest.raises(CheckpointException), catch_warnings(action="ignore"):
+            dcp.load({"w": torch.empty(8, 8), "notes": ""}, checkpoint_id=src, no_dist=True)
+        assert {f.kind for f in intarsia.verify(src).faults} <= {"malformed", "entry-damaged"}
+        assert not intarsia.verify(src).sound, at
 
 
 def test_files_with_tensors_that_are_no_part_of_the_checkpoint_are_named_as_not_checked(

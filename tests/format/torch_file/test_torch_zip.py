@@ -8,6 +8,7 @@ import itertools
 import math
 import os
 import pickle
+import re
 import zipfile
 import zlib
 from contextlib import suppress
@@ -30,7 +31,7 @@ from intarsia.format.torch_file.torch_zip import (
     read_object,
     read_payload,
 )
-from intarsia.format.torch_file.zip_directory import END, END64, LOCATOR
+from intarsia.format.torch_file.zip_directory import END, END64, LOCAL, LOCATOR
 
 SHAPES = [(), (0,), (3,), (2, 3), (0, 4), (4, 0, 2), (2, 3, 4), (2, 2, 2, 3), (300, 70), (70000,)]
 F32 = BY_TORCH["float32"]
@@ -356,12 +357,14 @@ def test_members_that_lie_on_one_another_are_refused_before_they_are_read() -> N
 
 
 def test_an_end_and_names_by_which_torch_finds_nothing_are_damage() -> None:
-    """Whatever byte of the last records is another one: torch reads the tensor, or it is noticed."""
+    """Whatever byte of the last records, or of those that members begin with, is another one: torch reads
+    the tensor, or it is noticed."""
     whole = saved(torch.arange(6.0))
     assert soundly_filed(whole)
     ends = range(len(whole) - END64.size - LOCATOR.size - END.size, len(whole))
     at = whole.rindex(b"archive/data.pkl")
-    for place in (*ends, *range(at, at + len(b"archive/data.pkl"))):
+    heads = (x.start() + k for x in re.finditer(b"PK\3\4", whole) for k in range(LOCAL.size))
+    for place in (*ends, *range(at, at + len(b"archive/data.pkl")), *heads):
         blob = bytearray(whole)
         blob[place] ^= 0x58
         assert not soundly_filed(bytes(blob)) or torch_reads(bytes(blob)), place

@@ -11,7 +11,7 @@ from intarsia.checking.alone.unfinished import fault_of
 from intarsia.checking.fault import Fault
 from intarsia.errors import IntarsiaError
 from intarsia.format.registry import folder_of, format_named
-from intarsia.format.torch_file.zip_directory import BROKEN_ZIP
+from intarsia.format.torch_file.zip_directory import BROKEN_ZIP, MEMBER
 from intarsia.planning.manifest import Entry, Manifest
 from intarsia.store.reading.folder import MAX_SMALL_BYTES, Folder
 
@@ -79,6 +79,8 @@ def _wrong_in(folder: Folder, entry: Entry) -> str | None:
 def _wrong_member(data: bytes) -> str | None:
     with ZipFile(io.BytesIO(data)) as archive:
         for info in archive.infolist():
+            if not data.startswith(MEMBER, info.header_offset):
+                return f"{info.filename} does not begin as a member of an archive"
             start = info.header_offset + 30
             named = int.from_bytes(data[start - 4 : start - 2], "little")
             extra = int.from_bytes(data[start - 2 : start], "little")

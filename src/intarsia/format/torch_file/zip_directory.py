@@ -19,6 +19,8 @@ CENTRAL = Struct("<4s6H3I5H2I")
 END = Struct("<4s4H2IH")
 END64 = Struct("<4sQ2H2I4Q")
 LOCATOR = Struct("<4sIQI")
+MEMBER = b"PK\3\4"
+"""What each member begins with."""
 DESCRIBED = 8
 """The flag of a member whose checksum and size follow its content."""
 WIDE = 0xFFFFFFFF  # from here on a size or an offset takes its zip64 form
@@ -109,6 +111,8 @@ def check_end(read: Read, length: int, infos: list[ZipInfo], where: str) -> None
     for info in infos:
         local = LOCAL.unpack(exactly(read, info.header_offset, LOCAL.size, where))
         name = exactly(read, info.header_offset + LOCAL.size, local[9], where)
+        if local[0] != MEMBER:
+            raise FormatError(f"{info.orig_filename} does not begin as a member - at {where}")
         folders.add(info.orig_filename.partition("/")[0])
         same = name == info.orig_filename.encode("utf-8" if local[2] & 0x800 else "cp437")
         if not same or local[2] != info.flag_bits or info.compress_size != info.file_size:
