@@ -113,11 +113,12 @@ def _print_pair(found: Comparison, step: str | None) -> None:
     # The verdict comes last, where a terminal shows it.
     for fault in () if found.equal else found.faults:
         say(f"{fault.kind}: {fault.text}\n  in {fault.where}")
-    explained = [fault for fault in (*found.damaged, *found.faults) if fault.kind != "unexplained"]
-    for advice in () if found.equal else dict.fromkeys(fault.next for fault in explained):
-        say(f"next: {advice}")
+    faults = () if found.equal else (*found.damaged, *found.faults)
+    advice = dict.fromkeys(fault.next for fault in faults if fault.kind != "unexplained")
     if step:
-        say(f"next: {step}")
+        advice[step] = None
+    for each in advice or dict.fromkeys(fault.next for fault in faults):
+        say(f"next: {each}")
 
 
 def _print_beside(found: Comparison) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.checkpoints import intarsia, llama_config, model, write_hf
+from tests.checkpoints import intarsia, llama_config, model, write_dcp, write_hf
 
 CONFIG = llama_config()
 WEIGHTS = model(CONFIG, torch.float32)
@@ -50,3 +50,15 @@ def test_what_is_equal_or_has_a_cause_is_not(a: Path, tmp_path: Path, change) ->
     b = write_hf(tmp_path / "b", change(WEIGHTS), CONFIG)
     assert intarsia("verify", a, b, "--json").json["next"] is None
     assert "intarsia diff" not in intarsia("verify", a, b).out
+
+
+def test_where_nothing_explains_the_moments_what_to_look_at_is_said(tmp_path: Path) -> None:
+    both = []
+    for seed in (5, 6):
+        random = torch.Generator().manual_seed(seed)
+        state = {k: {"exp_avg": torch.randn(x.shape, generator=random)} for k, x in WEIGHTS.items()}
+        held = {**WEIGHTS, "optimizer": {"state": state}}
+        both.append(write_dcp(tmp_path / str(seed), held))
+    answer = intarsia("verify", *both)
+    assert answer.status == 1
+    assert answer.out.splitlines()[-1].startswith("next: look at the files and bytes that differ")
