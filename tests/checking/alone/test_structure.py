@@ -79,6 +79,20 @@ def test_integers_where_other_layers_have_numbers_are_found(
     assert (fault.kind, fault.tensors) == ("dtype-mixed", (NAMES[1],))
 
 
+@pytest.mark.parametrize(
+    "other", [torch.float8_e5m2, torch.float8_e4m3fnuz, torch.uint8, torch.int8]
+)
+def test_another_type_of_eight_bits_than_other_layers_have_is_found(
+    tmp_path: Path, other: torch.dtype
+) -> None:
+    held = {name: x.to(torch.float8_e4m3fn) for name, x in WEIGHTS.items()}
+    held |= {f"{name}_scale_inv": torch.rand(4, 2) + 0.5 for name in WEIGHTS}
+    assert intarsia.verify(write_hf(tmp_path / "sound", held)).sound
+    held[NAMES[1]] = held[NAMES[1]].view(other)
+    found = intarsia.verify(write_hf(tmp_path / "relabelled", held)).faults
+    assert ("dtype-mixed", (NAMES[1],)) in {(fault.kind, fault.tensors) for fault in found}
+
+
 def test_numbers_and_integers_of_unlike_shapes_are_no_mistake_of_a_header(tmp_path: Path) -> None:
     odd = {"block.5.shift": torch.randn(2, 2).double(), "block.1.shift": torch.arange(8)}
     single = {f"block.{k}.count": torch.tensor(k) for k in range(3)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from itertools import pairwise
+from itertools import combinations, pairwise
 from operator import itemgetter
 
 from intarsia.checking.fault import Fault
@@ -16,7 +16,13 @@ from intarsia.planning.manifest import Chunk, Manifest, Stored
 from intarsia.planning.problem import ABSENT
 from intarsia.planning.proof import prover_of
 
-_MISTAKEN = ({"F16", "BF16"}, {"F16", "I16"}, {"BF16", "I16"}, {"F32", "I32"}, {"F64", "I64"})
+_ALIKE = (
+    ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8", "U8"),
+    ("F16", "BF16", "I16"),
+    ("F32", "I32"),
+    ("F64", "I64"),
+)
+_MISTAKEN = [{*pair} for types in _ALIKE for pair in combinations(types, 2)]
 """Element types of one width, of which a header may name the wrong one."""
 
 
@@ -158,7 +164,7 @@ def mixed_dtypes(manifest: Manifest) -> Iterator[Fault]:
         if by_type.keys() in _MISTAKEN:
             few_, many = sorted(by_type, key=lambda t: len(by_type[t]))
             shapes = {stored.shape for stored in by_type[many] if stored.layout.size > 1}
-            floats = by_type.keys() == {"F16", "BF16"}
+            floats = all(held[0].dtype.floating for held in by_type.values())
             names = [_first(s) for s in by_type[few_] if floats or s.shape in shapes]
             rest = f"the other {len(by_type[many])} of `{template}` in {many}"
             if names:

@@ -176,7 +176,7 @@ ALONE = (
             "correct the element type in the header, or convert again from the source",
             row="the magnitudes make sense only in another 16-bit type than the one stated"),
         FaultKind("dtype-mixed",
-            "one layer's tensor is fp16 where the others' are bf16, or integers where theirs are numbers of the same width, or the other way round",
+            "one layer's tensor is fp16 where the others' are bf16, one kind of fp8 where theirs are another, or integers where theirs are numbers of the same width, or the other way round",
             "correct the element type in the header, or convert again from the source with one --dtype"),
     ),
     *_section("The training state",
