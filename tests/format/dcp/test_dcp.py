@@ -8,6 +8,7 @@ import os
 import pickle
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -157,6 +158,34 @@ def test_objects_beside_tensors_arrive_as_the_bytes_they_were(
     dcp.load(target, checkpoint_id=tmp_path / "back", no_dist=True)
     assert {name: target[name] for name in OBJECTS} == OBJECTS
     assert_same({n: target[n] for n in tensors}, tensors)
+
+
+def test_objects_of_the_model_are_named_without_its_section_as_its_tensors_are(
+    tmp_path: Path,
+) -> None:
+    class Counting(torch.nn.Linear):
+        seen = 5
+
+        def get_extra_state(self) -> Any:
+            return {"seen": self.seen}
+
+        def set_extra_state(self, state: Any) -> None:
+            self.seen = state["seen"]
+
+    saved, into = Counting(2, 3), Counting(2, 3)
+    src = write_dcp(tmp_path / "src", {"model": saved.state_dict(), "epoch": 3})
+    intarsia.convert(src, tmp_path / "out", to="dcp", mesh="fsdp=2")
+    into.seen = 0
+    state = into.state_dict()
+    dcp.load(state, checkpoint_id=tmp_path / "out", no_dist=True)
+    into.load_state_dict(state)
+    assert into.seen == 5
+    assert intarsia.verify(src, tmp_path / "out")
+    assert sorted(read_manifest(src).entries) == ["_extra_state.seen", "epoch"]
+    both = {"model": {"w": torch.ones(2), "epoch": 3}, "epoch": 4}
+    assert sorted(read_manifest(write_dcp(tmp_path / "both", both)).entries) == [
+        "epoch", "model.epoch",
+    ]  # fmt: skip
 
 
 def test_dropping_training_state_drops_objects_too(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_frame import write_object
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.planning.manifest import Entry
-from intarsia.state.names import TORCH_GROUPS
+from intarsia.state.names import TORCH_GROUPS, is_state
 from intarsia.store.reading.folder import Folder
 
 _ROOT = TORCH_GROUPS.removesuffix(".")
@@ -59,10 +59,13 @@ def entries_of(
         in_memory[file] = write_object(value)
         found[name] = Entry(name, file, 0, len(in_memory[file]))
 
+    beside = {*metadata.objects, *sections.names.values()}
     for o in metadata.objects.values():
         name = sections.entry(o.name)
         if name is None:
             continue
+        if name in beside and not is_state(name):
+            name = o.name  # what has no section has that name
         members = _MEMBERS.match(name)
         if name == _ROOT or (members and numbers):
             data = folder.read_small(*o.place)

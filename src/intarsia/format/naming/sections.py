@@ -56,7 +56,11 @@ class Sections:
             if self.unclear is not None and len(self.roots) > 1:
                 return ROOT + name
             return ROOT + name[len(root) :] if root == self.optimizer else None
-        return None if bare(name).startswith(self.foreign) else name
+        plain = bare(name)
+        prefix = next((p for p in self.prefixes if plain.startswith(p)), "")
+        if plain.startswith(self.foreign):
+            return None
+        return plain.removeprefix(prefix) if prefix else name
 
     @cached_property
     def _owner(self) -> Callable[[str], str | None]:
