@@ -81,6 +81,15 @@ def test_a_scale_of_another_shape_is_misshaped(scheme: str) -> None:
         assert str(list(shape)) in found.faults[0].text
 
 
+def test_scales_of_bitsandbytes_are_one_for_each_row() -> None:
+    tensors, config = made("int8")
+    name = next(n for n in tensors if n.endswith("down_proj.SCB"))
+    (rows,) = tensors[name].shape
+    for shape, sound in (((rows,), True), ((rows, 1), True), ((rows // 2,), False), ((), False)):
+        found = find_quantised(tensors | {name: replace(tensors[name], shape=shape)}, config)
+        assert kinds(found) == ([] if sound else [("scale-misshaped", name)]), shape
+
+
 def test_a_scale_beside_a_weight_in_full_precision_is_orphaned() -> None:
     tensors, config = made("fp8 blocks")
     name = "model.layers.0.self_attn.q_proj.weight"

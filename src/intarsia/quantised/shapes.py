@@ -70,6 +70,8 @@ def _allowed(w: QuantisedWeight, part: Part) -> list[Shape] | None:
         lead = main[:-2]
         ones = [(), (1,), (1, 1)] if not lead else [lead, (*lead, 1), (*lead, 1, 1), (1,), ()]
         return ones if part.role is Role.WHOLE_SCALE else []
+    if part.word == "SCB" and len(main) == 2:
+        return [main[:1], (main[0], 1)]  # bitsandbytes has one scale for each row
     if w.form == "mxfp4":
         return [main[:3]] if part.role is Role.SCALE and len(main) == 4 else []
     if w.form == "qweight" and scheme and scheme.format in _GEMM and len(main) == 2:
