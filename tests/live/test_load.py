@@ -251,6 +251,30 @@ def test_a_parameter_without_elements_needs_neither_source_nor_state(tmp_path: P
     assert "empty" not in intarsia.load(path, into=model, optimizer=optimizer).never_stepped
 
 
+def test_state_comes_back_whatever_a_parameter_is_called(tmp_path: Path) -> None:
+    names = ("a\nb", "\n", "a/b", "state", "step", "ü `x`", "param", "%s {}")
+
+    def made(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        model = nn.Module()
+        for name in names:
+            model.register_parameter(name, nn.Parameter(torch.randn(3, 2)))
+        optimizer = torch.optim.AdamW(model.parameters())
+        for p in model.parameters():
+            p.grad = torch.randn_like(p)
+        optimizer.step()
+        return model, optimizer
+
+    (model, optimizer), (again, resumed) = made(1), made(2)
+    intarsia.save(tmp_path / "saved", model, optimizer)
+    assert intarsia.load(tmp_path / "saved", again, resumed).complete
+    for (name, p), q in zip(model.named_parameters(), again.parameters(), strict=True):
+        assert torch.equal(p, q), name
+        assert resumed.state[q].keys() == optimizer.state[p].keys(), name
+        for kind, value in optimizer.state[p].items():
+            assert torch.equal(value, resumed.state[q][kind]), (name, kind)
+
+
 def test_two_optimizers_of_one_model_each_keep_their_own(tmp_path: Path) -> None:
     """One loads after the other, as with a matrix optimizer beside AdamW."""
     model = Small()

@@ -19,7 +19,7 @@ from intarsia.mesh import Shape
 from intarsia.state.names import StateName
 
 NUMBERED = "the optimizer's state is numbered, and nothing says which parameter each number means"
-_STATE = re.compile(r"(?:^|(?<=\.))state\.(?P<param>.+)\.(?P<kind>[A-Za-z_0-9]+)$")
+_STATE = re.compile(r"(?:^|(?<=\.))state\.(?P<param>.+)\.(?P<kind>[A-Za-z_0-9]+)\Z", re.DOTALL)
 _GROUPS = re.compile(r"(?:^|(?<=\.))param_groups(?=\.|$)")
 _WORD = re.compile(r"(?:^|\.)[^.]*optim[^.]*\.$", re.IGNORECASE)
 
