@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 import intarsia
+from intarsia.planning.inventory import left_out
+from tests.checkpoints import llama_config, model, write_hf
 
 SAID = {"format": "pt", "tensor_names": '["a.weight"]', "a.weight": '{"_type": "Int8Tensor"}'}
 
@@ -50,3 +53,17 @@ def test_a_checkpoint_without_metadata_gets_no_file_for_them(tmp_path: Path) -> 
     save_file({"a": torch.ones(2)}, tmp_path / "hf" / "model.safetensors", {"format": "pt"})
     intarsia.convert(tmp_path / "hf", tmp_path / "dcp", to="dcp")
     assert not (tmp_path / "dcp" / "safetensors_metadata.json").exists()
+
+
+@pytest.mark.parametrize("to", ["hf", "torch_dist"])
+def test_a_copy_of_headers_beside_files_that_have_their_own_is_not_called_read(
+    tmp_path: Path, to: str
+) -> None:
+    src = write_hf(tmp_path / "hf", model(llama_config()), llama_config())
+    if to != "hf":
+        intarsia.convert(src, tmp_path / to, to=to)
+        src = next((tmp_path / to).glob("iter_*"))
+    (src / "safetensors_metadata.json").write_text('{"who": "nobody"}')
+    (item,) = left_out(intarsia.open(src).manifest.inventory)
+    assert (item.name, item.role) == ("safetensors_metadata.json", "side file")
+    assert not intarsia.open(src).manifest.metadata

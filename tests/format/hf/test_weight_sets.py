@@ -102,9 +102,15 @@ def test_chat_templates_in_their_folder_go_along(tmp_path: Path) -> None:
     src = write_hf(tmp_path / "src", model(CONFIG), CONFIG)
     (src / "additional_chat_templates").mkdir()
     (src / "additional_chat_templates" / "tools.jinja").write_text("{{ x }}")
-    intarsia.convert(src, tmp_path / "out", to="hf")
+    (src / "additional_chat_templates" / "old").mkdir()
+    for name in ("README.md", "old/tools.jinja"):
+        (src / "additional_chat_templates" / name).write_text("")
+    report = intarsia.convert(src, tmp_path / "out", to="hf")
     kept = tmp_path / "out" / "additional_chat_templates" / "tools.jinja"
     assert kept.read_text() == "{{ x }}"
+    assert [item.name for item in left_out(report.plan.src.inventory)] == [
+        "additional_chat_templates/README.md", "additional_chat_templates/old/tools.jinja",
+    ]  # fmt: skip
 
 
 def test_a_file_of_any_name_keeps_it_and_an_index_names_its_set(tmp_path: Path) -> None:

@@ -117,6 +117,10 @@ def with_files(manifest: Manifest, given: PurePath, format: Format) -> Manifest:
     elif given == root.parent:
         above = [_beside(i) for i in items_in(given, (), trains=False) if i.name != root.name]
     items += [replace(item, name=f"../{item.name}") for item in above]
+    if not (format.header_metadata and format.sharded):
+        why = "what headers of safetensors files said, which is read beside sharded tensors alone"
+        unread = {HEADERS, f"../{HEADERS}"}
+        items = [replace(x, fate=Fate.LEFT_OUT, why=why) if x.name in unread else x for x in items]
     return replace(manifest, inventory=(*manifest.inventory, *items), sides=tuple(sides.values()))
 
 
@@ -153,14 +157,22 @@ def items_in(root: PurePath, read: Collection[str], *, trains: bool) -> Iterator
         if path.name in inside and is_folder(path):
             yield from _in_read_folder(root, path, read)
         elif path.name == _TEMPLATES and is_folder(path):
-            for each in listed(path, "*.jinja"):
-                name = f"{_TEMPLATES}/{each.name}"
-                yield Item("file", name, Role.SIDE, Fate.COPIED, nbytes=_size(each))
+            yield from _templates(root, path)
         elif path.name in read:
             role = Role.TRAINING if path.name == COMMON_FILE else Role.MODEL
             yield Item("file", path.name, role, Fate.READ, nbytes=size_of(path))
         else:
             yield _item(path, present, read, trains=trains)
+
+
+def _templates(root: PurePath, folder: PurePath) -> Iterator[Item]:
+    """The chat templates of a folder, which are copied, and what else lies there."""
+    for path in everything_in(folder):
+        copied = path.parent == folder and path.name.endswith(".jinja")
+        fate, why = (Fate.COPIED, "") if copied else (Fate.LEFT_OUT, "no chat template")
+        if not is_folder(path):
+            name = str(PurePosixPath(path.relative_to(root)))
+            yield Item("file", name, Role.SIDE, fate, why, _size(path))
 
 
 def _in_read_folder(root: PurePath, folder: PurePath, read: Collection[str]) -> Iterator[Item]:
