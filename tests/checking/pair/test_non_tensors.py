@@ -108,6 +108,15 @@ def test_settings_are_compared_between_formats(tmp_path: Path) -> None:
             assert found.equal is equal, [str(each) for each in found.beside]
 
 
+def test_what_megatrons_common_state_says_of_a_mesh_is_no_difference(tmp_path: Path) -> None:
+    src = write_hf(tmp_path / "src", model(CONFIG), CONFIG)
+    for name, mesh in (("a", "tp=2,pp=2"), ("b", "tp=2")):
+        intarsia.convert(src, tmp_path / name, to="torch_dist", mesh=mesh)
+    found = intarsia.verify(tmp_path / "a", tmp_path / "b")
+    assert found.equal
+    assert not [x for x in found.beside if x.verdict == "different"]
+
+
 def test_configuration_and_small_files_are_reported(tmp_path: Path) -> None:
     a = write_hf(tmp_path / "a", model(CONFIG), CONFIG)
     b = write_hf(tmp_path / "b", model(CONFIG), CONFIG | {"rms_norm_eps": 0.5})
