@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -273,6 +274,23 @@ def test_state_comes_back_whatever_a_parameter_is_called(tmp_path: Path) -> None
         assert resumed.state[q].keys() == optimizer.state[p].keys(), name
         for kind, value in optimizer.state[p].items():
             assert torch.equal(value, resumed.state[q][kind]), (name, kind)
+
+
+def test_state_whose_kind_has_no_name_of_ours_is_not_left_out_in_silence(tmp_path: Path) -> None:
+    """Torch saves it under any key of the state, as `block_0/factor`."""
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    state = {name: {"block_0/factor": torch.ones(3)} for name, _ in model.named_parameters()}
+    groups = [{"params": ["weight", "bias"], "lr": 0.1}]
+    path = tmp_path / "saved"
+    dcp.save({"model": model.state_dict(), "optimizer": {"state": state, "param_groups": groups}}, checkpoint_id=path)  # fmt: skip
+    with pytest.raises(
+        CoverageError, match=r"not in the model: optimizer\.state\.bias\.block_0/factor"
+    ):
+        intarsia.load(path, model, optimizer)
+    found = intarsia.load(path, model, optimizer, strict=False)
+    assert len(found.unused) == 2
+    assert intarsia.load(path, model).complete, "weights alone were asked for"
 
 
 def test_two_optimizers_of_one_model_each_keep_their_own(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ from intarsia.run.losses import changed_tensors, summary
 from intarsia.run.progress import Progress, counting
 from intarsia.run.ranks.crew import Crew, check_alike, ranks_of_model
 from intarsia.run.source import Source
+from intarsia.state.names import TORCH_STATE
 from intarsia.store.reading.headers_once import reading_once
 
 
@@ -128,7 +129,12 @@ def load(
         rows_with_state = {} if own is None else rows_of_state(demand.rows, demand.manifest)
         if own is not None:
             unused = unused_state(own, rows_with_state, demand.manifest)
-            doubts = replace(doubts, unused_state=demand.without_prediction_layers(unused))
+            unread = {n for n in demand.manifest.logical if n.startswith(TORCH_STATE)}
+            doubts = replace(
+                doubts,
+                unused=doubts.unused | unread,
+                unused_state=demand.without_prediction_layers(unused),
+            )
         shared.value = doubts
     with team.together():
         manifest = demand.manifest
