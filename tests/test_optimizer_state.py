@@ -98,6 +98,13 @@ def values_in(folder: Path, names: list[str]) -> dict[str, Any]:
     return into
 
 
+def megatron_run(place: Path) -> tuple[Path, dict[str, Any]]:
+    """A run in Megatron's format, in the folder `dist`: the file of its common state, and what that holds."""
+    src = write_dcp(place / "src", state_of("one", 2, False))
+    intarsia.convert(src, place / "dist", to="torch_dist", config=CONFIG)
+    return common_state_of(place / "dist")
+
+
 def common_state_of(folder: Path) -> tuple[Path, dict[str, Any]]:
     """The file of Megatron's common state, and what it holds."""
     (file,) = folder.glob("iter_*/common.pt")
@@ -109,9 +116,7 @@ def common_state_of(folder: Path) -> tuple[Path, dict[str, Any]]:
 def test_a_run_without_the_distributed_optimizer_is_told_that_it_needs_it(
     was: bool, tmp_path: Path
 ) -> None:
-    src = write_dcp(tmp_path / "src", state_of("one", 2, False))
-    intarsia.convert(src, tmp_path / "dist", to="torch_dist", config=CONFIG)
-    file, common = common_state_of(tmp_path / "dist")
+    file, common = megatron_run(tmp_path)
     common["args"].use_distributed_optimizer = was
     torch.save(common, file)
     for optimizer, told in (("keep", not was), ("drop", False)):
@@ -124,9 +129,7 @@ def test_a_run_without_the_distributed_optimizer_is_told_that_it_needs_it(
 def test_the_step_that_an_undistributed_optimizer_keeps_beside_its_groups_is_written_into_them(
     kept_as: Any, tmp_path: Path
 ) -> None:
-    src = write_dcp(tmp_path / "src", state_of("one", 2, False))
-    intarsia.convert(src, tmp_path / "dist", to="torch_dist", config=CONFIG)
-    file, common = common_state_of(tmp_path / "dist")
+    file, common = megatron_run(tmp_path)
     state = common["optimizer"]["optimizer"]
     (step,) = {group.pop("step") for group in state["param_groups"]}
     state["state"] = {"common_step": kept_as(float(step))}
@@ -136,7 +139,7 @@ def test_the_step_that_an_undistributed_optimizer_keeps_beside_its_groups_is_wri
     groups = common["optimizer"]["optimizer"]["param_groups"]
     assert {group["step"] for group in groups} == {step}
     assert intarsia.verify(tmp_path / "dist", tmp_path / "cut")
-    assert intarsia.verify(src, tmp_path / "cut", config=CONFIG)
+    assert intarsia.verify(tmp_path / "src", tmp_path / "cut", config=CONFIG)
 
 
 @pytest.mark.parametrize("flat", [True, False], ids=["by parameter", "by number"])

@@ -197,7 +197,10 @@ def _other(path: PathLike, config: ConfigLike, section: SectionLike) -> Checkpoi
             raise
         return open(path, config, section)
     held = {item.name for item in found.manifest.inventory if item.kind == "section"}
-    return open(path, config, section) if wanted and held.issuperset(wanted) else found
+    if not wanted or not held.issuperset(wanted):
+        return found
+    found.close()
+    return open(path, config, section)
 
 
 def _lacks_config(checkpoint: Checkpoint) -> bool:

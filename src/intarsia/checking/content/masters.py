@@ -17,7 +17,6 @@ from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError
 from intarsia.frozen import frozen
-from intarsia.layout import unravel
 from intarsia.planning.manifest import Logical, Manifest
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
@@ -102,8 +101,7 @@ def compare_master(checkpoint: Checkpoint, name: str, budget: Budget) -> Stale |
         if near.all():
             continue
         if not count:
-            inside = unravel(int(near.argmin()), box.shape)
-            first = f"{[lo + k for lo, k in zip(box.offsets, inside, strict=True)]} first"
+            first = f"{[*box.index_of(int(near.argmin()))]} first"
         count += int((~near).sum())
         most = max(most, float(np.abs(x[~near] - y[~near]).max()))
     return Stale(weight, master, count, first, most) if count else None

@@ -40,7 +40,9 @@ def refuse_adapter(src: Manifest, writer: Format) -> None:
 
 def note_on_factors(src: Manifest) -> Iterator[str]:
     """That factors of LoRA are written as a model's tensors, where nothing says that they are an adapter."""
-    weights = [] if is_adapter(src) else [name for name in src.stored if not is_state(name)]
+    if ".lora_" not in "\n".join(src.stored) or is_adapter(src):
+        return
+    weights = [name for name in src.stored if not is_state(name)]
     found = {name: factor for name in weights if (factor := FACTOR.match(name))}
     if found:
         alone = len(found) == len(weights) and not any(f["adapter"] for f in found.values())

@@ -77,11 +77,14 @@ class Hf(Format):
         with folder:
             weights = files_of(folder, complain) if a_folder else WeightFiles({path.name: None})
             files = dict(weights.held)
+            beside: dict[str, list[str] | None] = {}
             if a_folder and is_folder(root / OPTIMIZER):
-                files |= extra_files(root / OPTIMIZER, complain)
+                beside = extra_files(root / OPTIMIZER, complain)
+                files |= beside
             headers = HeaderMetadata()
             found = read_files(folder, files, complain, headers, weights.total_bytes)
-            _check_side_folder(root, found.values(), complain)
+            if beside:
+                _check_side_folder(root, (x for x in found.values() if x.file in beside), complain)
             sizes = {file: folder.size(file) for file in files}
             entries: dict[str, Entry] = {}
             if a_folder:
@@ -180,8 +183,7 @@ class Hf(Format):
 
 def _check_side_folder(root: PurePath, found: Iterable[WholeTensor], complain: Complain) -> None:
     """Complain of tensors in the side folder that are no state: as weights they would be written beside the model's."""
-    of_side = (x for x in found if x.file.startswith(f"{OPTIMIZER}/"))
-    for file, odd in groupby((x for x in of_side if not is_state(x.name)), lambda x: x.file):
+    for file, odd in groupby((x for x in found if not is_state(x.name)), lambda x: x.file):
         names = tuple(x.name for x in odd)
         error = FormatError(
             f"{few([f'`{name}`' for name in names], 3)} in {root / file} has no name of optimizer state",

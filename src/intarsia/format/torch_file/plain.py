@@ -76,8 +76,9 @@ def _of_numpy(value: Inert) -> Any:
     said, state = (dtype.args, dtype.state) if isinstance(dtype, Inert) else ((), ())
     form = _KINDS.get(said[0]) if said and isinstance(said[0], str) else None
     little = isinstance(state, tuple) and state[1:2] in (("<",), ("|",))
-    fits = form is not None and little and len(data) == calcsize(form)
-    return unpack(form, data)[0] if form and fits else value
+    if form is None or not little or len(data) != calcsize(form):
+        return value
+    return unpack(form, data)[0]
 
 
 _FORMS = {"I64": "<q", "I32": "<i", "F32": "<f", "F64": "<d"}

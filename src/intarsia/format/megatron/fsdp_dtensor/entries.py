@@ -17,7 +17,7 @@ from intarsia.errors import FormatError
 from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.megatron.common import arguments_of
 from intarsia.format.megatron.frame import COUNTERS, SCHEDULER
-from intarsia.format.megatron.fsdp_dtensor.keys import PART, group_of, section_of
+from intarsia.format.megatron.fsdp_dtensor.keys import group_of, section_of
 from intarsia.format.megatron.optimizer.groups import counters, grouped
 from intarsia.format.optimizer_state.parameter_groups import Groups
 from intarsia.format.torch_file.plain import number_in, plain
@@ -146,9 +146,8 @@ def groups_by_parameter(
 
 
 def _parameter(s: Stored) -> str | None:
-    """The name by which groups know the parameter that a tensor is of."""
     section = section_of(s.key)
-    return PART.sub("", section.name) if section else None
+    return section.parameter if section else None
 
 
 def steps_in_groups(

@@ -55,6 +55,11 @@ class Section(NamedTuple):
     kind: str
     name: str
 
+    @property
+    def parameter(self) -> str:
+        """The name by which groups know the parameter: that of all of it, where it is a part."""
+        return PART.sub("", self.name)
+
 
 def section_of(key: str) -> Section | None:
     """The parameter that a key is about, without wrappers; None for what is no tensor's.

@@ -28,7 +28,6 @@ from intarsia.format.megatron.fsdp_dtensor.entries_to_write import written_entri
 from intarsia.format.megatron.fsdp_dtensor.keys import (
     GROUP,
     MODEL,
-    PART,
     WRAPPERS,
     gated_parts,
     group_of,
@@ -265,7 +264,7 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
 def _remarks(entries: Collection[str], targets: Iterable[Target]) -> Iterator[str]:
     """What Megatron-LM asks for and the source does not tell."""
     yield from note_on_loading(entries)
-    trained = {PART.sub("", s.name) for t in targets if (s := section_of(t.name)) and s.kind}
+    trained = {s.parameter for t in targets if (s := section_of(t.name)) and s.kind}
     untold = sorted(trained - {of[0] for name in entries if (of := group_of(name))})
     if untold and has_megatron_groups(entries) and not has_torch_groups(entries):
         yield (
