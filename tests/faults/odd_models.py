@@ -129,7 +129,8 @@ def _upcycled(tensors: Tensors, random: Random) -> None:
         first = re.sub(r"\.experts\.\d+\.", ".experts.0.", name)
         if first != name:
             made = tensors[first].float()
-            made = made + noise * torch.randn(made.shape, generator=_seed(random))
+            if noise:  # adding zeros would change the signs of some
+                made = made + noise * torch.randn(made.shape, generator=_seed(random))
             tensors[name] = made.to(tensors[name].dtype)
 
 
@@ -349,14 +350,13 @@ def _buffers(random: Random) -> Tensors:
 
 
 def _tiny(random: Random) -> Tensors:
-    """A few tensors of one to eight elements of any type."""
+    """A few tensors of one to eight elements of any type, of which one at most is of 64 bits."""
     out = {}
+    types = [torch.float32, torch.bfloat16, torch.uint8, torch.bool]
+    types.append(random.choice([torch.float64, torch.int64]))
     for k in range(random.randint(1, 6)):
         shape = random.choice([(), (1,), (2,), (1, 1), (2, 2), (1, 8), (8,), (2, 2, 2), (3, 1)])
-        dtype = random.choice(
-            [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool]
-        )
-        made = torch.randn(shape, generator=_seed(random)).mul(3).to(dtype)
+        made = torch.randn(shape, generator=_seed(random)).mul(3).to(random.choice(types))
         name = random.choice(["layers.{}.weight", "w{}", "a.{}.b.weight", "block.{}.shift"])
         fill = random.choice([made, made, torch.ones_like(made)])
         out[name.format(k)] = fill
