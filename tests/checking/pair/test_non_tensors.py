@@ -117,6 +117,20 @@ def test_what_megatrons_common_state_says_of_a_mesh_is_no_difference(tmp_path: P
     assert not [x for x in found.beside if x.verdict == "different"]
 
 
+def test_what_megatron_fsdp_says_of_groups_is_no_difference_where_settings_are_compared(
+    tmp_path: Path,
+) -> None:
+    here = start = saved(tmp_path / "start", without=("lr_scheduler", "train_state"))
+    for to, rates in (("torch_dist", "1e-3,1e-4"), ("fsdp_dtensor", None), ("dcp", None)):
+        intarsia.convert(here, tmp_path / to, to=to, config=CONFIG, megatron_lr=rates)
+        here = tmp_path / to
+    for x, y in ((start, here), (here, start)):
+        found = intarsia.verify(x, y)
+        assert found.equal, found
+        said = [each for each in found.beside if "param_to_group_meta" in each.name]
+        assert {each.verdict for each in said} == {"not compared"}
+
+
 def test_configuration_and_small_files_are_reported(tmp_path: Path) -> None:
     a = write_hf(tmp_path / "a", model(CONFIG), CONFIG)
     b = write_hf(tmp_path / "b", model(CONFIG), CONFIG | {"rms_norm_eps": 0.5})

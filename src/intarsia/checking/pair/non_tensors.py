@@ -12,6 +12,7 @@ from typing import Any
 from intarsia.errors import FormatError, UsageError, few
 from intarsia.format.folder.run_objects import (
     ARGUMENTS,
+    group_objects,
     is_of_the_run,
     is_settings,
     plain_object,
@@ -103,15 +104,15 @@ def _frame_of_one(
     right: Mapping[str, bytes],
     settings: list[NonTensor],
 ) -> set[str]:
-    """The objects of a run where one side has them and the other does not.
+    """The objects of a run, and of Megatron's groups, where one side has them and the other does not.
 
-    Where there is optimizer state, the frame is left aside only if its settings were compared.
+    Where there is optimizer state, they are left aside only if its settings were compared.
     """
-    frames = [run_objects(held) for held in (left, right)]
     compared = any(each.part == "setting" for each in settings)
-    if all(frames) or (not compared and any(map(_has_state, (a, b)))):
+    if not compared and any(map(_has_state, (a, b))):
         return set()
-    return frames[0] | frames[1]
+    found = ((objects(left), objects(right)) for objects in (run_objects, group_objects))
+    return {name for one, other in found if not (one and other) for name in one | other}
 
 
 def _same_name(name: str, left: bytes, right: bytes) -> Iterator[NonTensor]:

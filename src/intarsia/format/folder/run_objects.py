@@ -10,6 +10,7 @@ from typing import Any
 
 from intarsia.errors import IntarsiaError
 from intarsia.format.megatron.frame import COMMON_OBJECT, COUNTERS, SCHEDULER
+from intarsia.format.optimizer_state.parameter_groups import PARAMETERS_GROUP
 from intarsia.format.torch_file.plain import DROPPED, plain
 from intarsia.format.torch_file.zip_directory import BROKEN_ZIP
 
@@ -22,6 +23,11 @@ def run_objects(names: Collection[str]) -> set[str]:
     """The objects of these names that are the frame of a run."""
     frame = {n for n in names if n in (ARGUMENTS, *COUNTERS) or n.startswith(f"{SCHEDULER}.")}
     return (frame if ARGUMENTS in names else set()) | {COMMON_OBJECT}.intersection(names)
+
+
+def group_objects(names: Collection[str]) -> set[str]:
+    """The objects of these names in which Megatron-FSDP says of each parameter what its group is."""
+    return {n for n in names if n.startswith(PARAMETERS_GROUP)}
 
 
 def is_settings(name: str) -> bool:

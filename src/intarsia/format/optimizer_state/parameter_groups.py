@@ -52,7 +52,7 @@ class Groups:
             return None
 
 
-_COMMON, _META = "common_state/", "optimizer.param_to_group_meta."
+_COMMON, PARAMETERS_GROUP = "common_state/", "optimizer.param_to_group_meta."
 """How entries begin that hold Megatron's groups: the common state, and what Megatron-FSDP says of each parameter's."""
 
 
@@ -63,13 +63,13 @@ def has_torch_groups(names: Iterable[str]) -> bool:
 
 def has_megatron_groups(names: Iterable[str]) -> bool:
     """Whether entries of these names hold the parameter groups of Megatron's optimizer."""
-    return any(name.startswith((_COMMON, _META)) for name in names)
+    return any(name.startswith((_COMMON, PARAMETERS_GROUP)) for name in names)
 
 
 def megatron_groups_count(names: Iterable[str]) -> bool:
     """Whether Megatron's groups have the step; where torch's Adam is in Megatron-FSDP, only parameters do."""
     return any(
-        name.startswith(_COMMON) or (name.startswith(_META) and name.endswith(".step"))
+        name.startswith(_COMMON) or (name.startswith(PARAMETERS_GROUP) and name.endswith(".step"))
         for name in names
     )
 

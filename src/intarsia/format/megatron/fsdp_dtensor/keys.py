@@ -22,10 +22,11 @@ from intarsia.errors import FamilyError, FormatError
 from intarsia.family import Param, Table
 from intarsia.format.megatron.keys import Key, MegatronRows, half_of, is_fc1, padded
 from intarsia.format.megatron.optimizer.state_tensors import kind_of
+from intarsia.format.optimizer_state.parameter_groups import PARAMETERS_GROUP
 from intarsia.layout import Layout, concat, shard
 from intarsia.mesh import Shape
 
-MODEL, STATE, GROUP = "model.module.", "optimizer.state.", "optimizer.param_to_group_meta."
+MODEL, STATE, GROUP = "model.module.", "optimizer.state.", PARAMETERS_GROUP
 WRAPPERS = "module.module.module."
 """What the optimizer's names begin with: the adapter, Megatron-FSDP, and the precision wrapper."""
 
