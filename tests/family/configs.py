@@ -100,6 +100,7 @@ CASES: dict[str, Config] = {
     "qwen3, biases, tied": of("qwen3", DENSE, attention_bias=True, tie_word_embeddings=True),
     "qwen3_moe": of("qwen3_moe", DENSE, EXPERTS),
     "qwen3_moe, some dense": of("qwen3_moe", DENSE, EXPERTS, mlp_only_layers=[1]),
+    "qwen3_moe, no experts": of("qwen3_moe", DENSE, EXPERTS, num_experts=0),
     "qwen3_next": of("qwen3_next", DENSE, EXPERTS, GDN, shared_expert_intermediate_size=22),
     "qwen3_next, layer_types": of(
         "qwen3_next", DENSE, EXPERTS, GDN, shared_expert_intermediate_size=22,

@@ -103,6 +103,8 @@ def norms(at: Layer, *, experts: bool = False, mixer: str = "self_attention.line
 
 def router(at: Layer, count: int, *, hf: str = "mlp.gate", module: str | None = None) -> None:
     """The projection that chooses experts."""
+    if count < 1:
+        raise FamilyError(f"config.json gives layer {at.stage[0]} {count} experts")
     hidden, module = at.table.number("hidden_size"), module and f"{module}.weight"
     at.tensor(f"{hf}.weight", count, hidden, module=module, megatron="mlp.router.weight")
 
@@ -154,7 +156,8 @@ def is_sparse(t: Table, layer: int) -> bool:
     step = t.number("decoder_sparse_step", default=1)
     if step < 1:
         raise FamilyError(f"config.json: decoder_sparse_step is {step}")
-    return layer not in t.numbers("mlp_only_layers") and (layer + 1) % step == 0
+    excepted = layer in t.numbers("mlp_only_layers") or (layer + 1) % step
+    return not excepted and count_experts(t) > 0
 
 
 def count_experts(t: Table) -> int:

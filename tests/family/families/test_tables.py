@@ -62,6 +62,23 @@ def test_rows_say_where_a_mesh_puts_them(case: str) -> None:
             assert rule.tp is None or rule.tp != rule.ep, name
 
 
+def test_layers_of_experts_have_at_least_one() -> None:
+    shared = {"num_experts": 0, "shared_expert_intermediate_size": 22}
+    for dense in (
+        of("qwen2_moe", DENSE, EXPERTS, shared),
+        of("qwen3_next", DENSE, EXPERTS, GDN, shared),
+    ):
+        assert not any("expert" in name or ".gate." in name for name in made(dense).logical)
+    for sparse in (
+        of("qwen3_5_moe_text", DENSE, EXPERTS, GDN, shared),
+        of("deepseek_v3", DENSE, ROUTED, LATENT, n_routed_experts=0),
+        of("gpt_oss", DENSE, num_local_experts=0),
+        of("mixtral", DENSE, num_local_experts=0),
+    ):
+        with pytest.raises(FamilyError, match=r"config.json gives layer \d 0 experts"):
+            made(sparse)
+
+
 def test_experts_are_one_each_on_disk_and_stacked_elsewhere() -> None:
     table = made(of("qwen3_moe", DENSE, EXPERTS))
     at = "model.layers.1.mlp.experts"

@@ -19,7 +19,8 @@ def fill(t: Table) -> None:
     decoder.embeddings(t)
     for at in t.layers():
         layer(at, kinds[at.stage[0]], grouped=True, sparse=decoder.is_sparse(t, at.stage[0]))
-    layer(separate_prediction_layer(t), "full_attention", grouped=True, sparse=True)
+    sparse = decoder.count_experts(t) > 0
+    layer(separate_prediction_layer(t), "full_attention", grouped=True, sparse=sparse)
 
 
 def layer(at: Layer, kind: str, *, grouped: bool, sparse: bool) -> None:
