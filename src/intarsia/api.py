@@ -135,8 +135,10 @@ def digest_with(
         facts = {f"source file {f}": str(Stamp(*s)) for f, s in checkpoint.manifest.stamps.items()}
         agree(team, facts | {"--secure": str(secure), "--memory, --workers": str(budget)})
         found = digests_of(checkpoint, budget, progress, secure=secure, team=team)
-        objects = objects_of(checkpoint.manifest, budget)
-        return replace(found, objects=objects, notes=tuple(notes_on(checkpoint.manifest, found)))
+        with team.together():
+            objects = objects_of(checkpoint.manifest, budget)
+            notes = tuple(notes_on(checkpoint.manifest, found))
+        return replace(found, objects=objects, notes=notes)
 
 
 @seldom()

@@ -39,12 +39,14 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended, how many calls that count it made, and which of them failed."""
+    """How a command ended, how many calls that count it made, how many of them in no block that ranks
+    end together, and which of them failed."""
 
     status: int
     out: str
     err: str
     calls: int
+    unheard: int
     failed: str
 
 

@@ -11,8 +11,8 @@ import ctypes
 import io
 import json
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 Command = Callable[[list[str]], object]
@@ -34,6 +34,29 @@ def prepare(window_bytes: int, *, eager: bool, moving: bool = False) -> None:
         written_files.WRITEBACK_BYTES = 1
 
 
+@contextmanager
+def meetings(shim: ctypes.CDLL) -> Iterator[list[int]]:
+    """The counts of calls at which the blocks that ranks end together begin and end, as they do so."""
+    from intarsia.run.ranks.crew import Crew, Shared
+
+    together, marks = Crew.together, list[int]()
+
+    @contextmanager
+    def marked(self: Crew, **how: bool) -> Iterator[Shared]:
+        marks.append(shim.disk_calls())
+        try:
+            with together(self, **how) as shared:
+                yield shared
+        finally:
+            marks.append(shim.disk_calls())
+
+    Crew.together = marked  # type: ignore[method-assign]
+    try:
+        yield marks
+    finally:
+        Crew.together = together  # type: ignore[method-assign]
+
+
 def answer(asked: dict[str, Any], command: Command) -> dict[str, Any]:
     """Run one command on a disk in trouble: how it ended."""
     shim = ctypes.CDLL(None)
@@ -42,7 +65,7 @@ def answer(asked: dict[str, Any], command: Command) -> dict[str, Any]:
     numbers = (asked[k] for k in ("at", "errno", "stays", "short_every", "interrupt_every"))
     at, errno, stays, short, interrupt = map(int, numbers)
     out, err, status = io.StringIO(), io.StringIO(), 0
-    with redirect_stdout(out), redirect_stderr(err):
+    with redirect_stdout(out), redirect_stderr(err), meetings(shim) as marks:
         try:
             shim.disk_arm(
                 under.encode(), calls.encode(), ctypes.c_long(at), errno, stays,
@@ -54,9 +77,10 @@ def answer(asked: dict[str, Any], command: Command) -> dict[str, Any]:
         finally:
             count, failed = shim.disk_calls(), shim.disk_failed().decode()
             shim.disk_arm(b"", b"", ctypes.c_long(0), 0, 0, ctypes.c_long(0), ctypes.c_long(0), b"")
+    marks = [0, *marks, count]
     return {
-        "status": status, "out": out.getvalue(), "err": err.getvalue(),
-        "calls": count, "failed": failed,
+        "status": status, "out": out.getvalue(), "err": err.getvalue(), "calls": count,
+        "unheard": sum(marks[1::2]) - sum(marks[:-1:2]), "failed": failed,
     }  # fmt: skip
 
 

@@ -51,7 +51,7 @@ def ask(asked: dict[str, Any]) -> list[dict[str, Any]]:
     """How a command ended on every rank."""
     context = multiprocessing.get_context("fork")
     ended = outcomes(RANKS, work, asked, seconds=30, context=context)
-    lost = {"status": -1, "out": "", "calls": 0, "failed": ""}
+    lost = {"status": -1, "out": "", "calls": 0, "unheard": 0, "failed": ""}
     return [told if good else lost | {"err": told} for good, told in ended]
 
 

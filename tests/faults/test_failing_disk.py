@@ -279,6 +279,17 @@ def test_reads_that_fail_are_told_by_every_command(place: Place, command: str) -
         assert "INTARSIA_DEBUG" not in text, ended
 
 
+def test_whatever_can_fail_of_work_that_ranks_share_is_in_a_block_whose_failure_they_tell(
+    place: Place,
+) -> None:
+    """Elsewhere the other ranks would hear of a lost connection, and not of the reason."""
+    grave = place.trouble(calls="".join(letter for letter in CALLS if letter not in HARMLESS))
+    for words in (place.words("hf", "dcp"), ["digest", place.root / "torch_dist"]):
+        ended = place.process.run(*words, trouble=grave)
+        assert (ended.status, ended.unheard) == (0, 0), ended
+        assert ended.calls
+
+
 def test_the_bytes_that_the_source_cannot_give_cost_nothing_of_what_is_written(
     place: Place,
 ) -> None:

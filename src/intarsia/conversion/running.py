@@ -72,17 +72,14 @@ def carry_out(
         with team.together(), paused():
             arrangement = job.arrange()
             facts = facts_of(job, arrangement)
-        agree(
-            team,
-            facts
-            | {
+            called = {
                 "destination": str(real(staging.destination)),
                 "--overwrite": str(overwrite),
                 "--resume": str(resume),
                 "--digests": str(job.digests),
                 "--memory, --workers": str(job.budget),
-            },
-        )
+            }
+        agree(team, facts | called)
         job = replace(job, budget=job.budget.less(arrangement.held_bytes))
         with team.together():
             check_rounded(
@@ -165,24 +162,23 @@ def _move(
     with team.together():
         kept = journal.join(team.rank)
         held = folder_of(job.src)
-    advance(kept.nbytes)
-    with held as folder:
+    with team.together() as shared, held as folder, journal:
+        advance(kept.nbytes)
         source = Source(job.src, format_named(job.src.format), folder)
         sizes = {x.name: x.size for x in job.src.logical.values()}
         tally = Tally(sizes if job.digests else {}, job.budget.stretch_bytes)
         staging = journal.staging
         run = Execution(source, arrangement, staging, job.budget, advance, journal.record, tally)
         steps = cut_steps(proofs, arrangement, job.budget, kept.ranges)
-        with team.together() as shared, journal:
-            parts = run.run(share_of(steps, arrangement, team.rank, team.size))
-            if team.rank != 0:
-                staging.sync()
-            job.stamps.check()
-            shared.value = parts, source.losses, run.sums
-        losses = sum((counts for _, counts, _ in shared.values), kept.losses)
-        sums = merged([kept.sums, *(sums for _, _, sums in shared.values)])
-        fresh = [part for parts, _, _ in shared.values for part in parts]
-        return kept.unfinished(arrangement) + fresh, losses, sums
+        parts = run.run(share_of(steps, arrangement, team.rank, team.size))
+        if team.rank != 0:
+            staging.sync()
+        job.stamps.check()
+        shared.value = parts, source.losses, run.sums
+    losses = sum((counts for _, counts, _ in shared.values), kept.losses)
+    sums = merged([kept.sums, *(sums for _, _, sums in shared.values)])
+    fresh = [part for parts, _, _ in shared.values for part in parts]
+    return kept.unfinished(arrangement) + fresh, losses, sums
 
 
 def _close(job: Job, staging: Staging, arrangement: Arrangement, parts: list[Any]) -> None:
