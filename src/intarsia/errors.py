@@ -68,6 +68,14 @@ class IntarsiaError(Exception):
         return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
 
 
+def add_hint(error: BaseException, text: str) -> None:
+    """Say more of what to do next after an error, whoever raised it."""
+    if isinstance(error, IntarsiaError):
+        error.hint = f"{error.hint}; {text}" if error.hint else text
+    else:
+        error.add_note(text)
+
+
 class UsageError(IntarsiaError):
     """The call cannot be carried out as asked (an unknown format, a destination that exists)."""
 

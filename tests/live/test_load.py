@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from intarsia.errors import CoverageError, LayoutError, UsageError
 from intarsia.format.dcp.metadata import read_metadata
 from intarsia.format.dcp.metadata_write import write_metadata
 from intarsia.mesh import Box
+from intarsia.run.budget import Budget
 from tests.distributed.small_model import Small, build, everything, optimizer_of, step
 from tests.fixtures import FIXTURES
 
@@ -153,6 +155,26 @@ def test_a_truncated_file_is_named(stored: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(intarsia.FormatError, match=r"model\.safetensors"):
         intarsia.load(stored, into=build(1, ""))
+
+
+@pytest.mark.parametrize("when", ["before", "after the first bytes"])
+def test_what_fails_says_whether_the_model_may_have_been_changed(
+    stored: Path, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Budget, "window_bytes", 64)
+    file, model = stored / "model.safetensors", build(2, "")
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+
+    def cut_off(*_: object) -> None:
+        os.truncate(file, file.stat().st_size - 4)
+
+    if when == "before":
+        cut_off()
+    with pytest.raises(intarsia.FormatError) as told:
+        intarsia.load(stored, into=model, workers=1, progress=cut_off)
+    same = all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    assert same == (when == "before")
+    assert ("the model may be changed in part" in str(told.value)) != same
 
 
 def test_local_shards_are_named_by_a_place(tmp_path: Path) -> None:

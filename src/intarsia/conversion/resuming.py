@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from intarsia.conversion.job import Job
-from intarsia.errors import CoverageError, FormatError, IntarsiaError, PrecisionError, UsageError
+from intarsia.errors import (
+    CoverageError,
+    FormatError,
+    IntarsiaError,
+    PrecisionError,
+    UsageError,
+    add_hint,
+)
 from intarsia.format.base import Arrangement
 from intarsia.quantity import human
 from intarsia.run.journal.keeping import Facts, Found, Journal
@@ -66,24 +73,17 @@ def keep_what_is_proven(job: Job, staging: Staging, error: BaseException) -> Non
         return
     if staging.committed:
         staging.abandon(keep=True)
-        _add_hint(error, "run again with --resume to check")
+        add_hint(error, "run again with --resume to check")
         return
     void = isinstance(error, FormatError | CoverageError | PrecisionError)
     kept = 0 if void or staging.is_broken(error) else _kept(job, staging)
     if not staging.abandon(keep=kept > 0):
         return
-    _add_hint(
+    add_hint(
         error,
         f"{human(kept)} of {human(job.plan.write_bytes)} are kept in {staging.folder}:"
         " run again with --resume",
     )
-
-
-def _add_hint(error: BaseException, text: str) -> None:
-    if isinstance(error, IntarsiaError):
-        error.hint = f"{error.hint}; {text}" if error.hint else text
-    else:
-        error.add_note(text)
 
 
 def _kept(job: Job, staging: Staging) -> int:

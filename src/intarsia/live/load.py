@@ -7,14 +7,15 @@ after the last.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
 from typing import Any
 
 from intarsia.collector import seldom
-from intarsia.errors import UsageError, few
+from intarsia.errors import UsageError, add_hint, few
 from intarsia.family import table_for
 from intarsia.format.registry import find_checkpoint, folder_of, format_named
 from intarsia.live.background import finish_last
@@ -179,17 +180,18 @@ def load(
             report.kept |= brought.kept
             report.cast += cast_names(brought.states.holdings, manifest, allowed=cast)
         _fill(demand, settled.fillings, brought, budget, progress, report, mapped=mapped)
-        if is_megatron(into):
-            install(into)
-        if copied:
-            demand.contents.give(manifest.path)
-        if brought is not None:
-            report.notes += brought.put(entries, manifest.path)
-        report.extra, notes = extra_in(entries, team.rank, team.size)
-        report.notes += notes
-        values.put(demand.contents, manifest, entries, report.extra)
-        if not copied:
-            demand.contents.run_hooks(manifest.path)
+        with _changing():
+            if is_megatron(into):
+                install(into)
+            if copied:
+                demand.contents.give(manifest.path)
+            if brought is not None:
+                report.notes += brought.put(entries, manifest.path)
+            report.extra, notes = extra_in(entries, team.rank, team.size)
+            report.notes += notes
+            values.put(demand.contents, manifest, entries, report.extra)
+            if not copied:
+                demand.contents.run_hooks(manifest.path)
         report.notes += summary(tuple(report.changed))
         fresh = brought.states.fresh if brought is not None else {}
         groups = own.settings.param_groups if own is not None else []
@@ -201,6 +203,16 @@ _STALE = (
     "if the weights are right, load into a model of their type, which takes them; if the main"
     " weights are right, load the checkpoint that they were saved with"
 )
+
+
+@contextmanager
+def _changing() -> Iterator[None]:
+    """A block that changes the model: what fails in it says so."""
+    try:
+        yield
+    except BaseException as error:
+        add_hint(error, "the model may be changed in part: load again before it is used")
+        raise
 
 
 def _modules(into: Any) -> list[Any]:
@@ -250,7 +262,8 @@ def _fill(
                 source, fillings, demand.tensors, demand.contents.loose.values()
             )
         total_bytes = sum(each.holding.nbytes for each in to_read)
-        losses = fill(source, to_read, budget, counting(progress, total_bytes))
+        with _changing():
+            losses = fill(source, to_read, budget, counting(progress, total_bytes))
         report.read_bytes = folder.read_bytes
     report.held_bytes = sum(each.nbytes for each in held)
     report.filled = [each.name for each in held]
