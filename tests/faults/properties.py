@@ -1,8 +1,9 @@
-"""Two properties of `verify`, over random checkpoints.
+"""Three properties, over random checkpoints.
 
 1. A random fault, or two, in a random checkpoint of a random format: everything that the diagnosis
    states is carried out on the tensors, and holds.
 2. A random model that is sound and odd (pruned, upcycled, fresh, merged, …) has no fault.
+3. What torch saved is what torch reads after a random road through formats and meshes.
 
     python -m tests.faults.properties --cases 20000 --workers 16 --minutes 9
 
@@ -35,6 +36,7 @@ import intarsia
 from tests.faults.odd_models import ODD, odd_model
 from tests.faults.random_checkpoints import Drawn
 from tests.faults.random_faults import lost, random_fault
+from tests.faults.random_roads import travel
 from tests.faults.statements import untrue
 
 AT_ONCE = 8
@@ -90,7 +92,12 @@ def sound(seed: int, root: Path) -> Case:
     return Case("sound", seed, kind, kind, tuple(str(fault) for fault in report.faults))
 
 
-PROPERTIES = {"faulty": faulty, "sound": sound}
+def roads(seed: int, root: Path) -> Case:
+    """One case of the third property."""
+    return Case("roads", seed, *travel(seed, root))
+
+
+PROPERTIES = {"faulty": faulty, "sound": sound, "roads": roads}
 
 
 def run(which: str, seed: int) -> Case:
@@ -144,11 +151,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=200, help="of each property")
     parser.add_argument("--start", type=int, default=0, help="the first seed")
-    parser.add_argument("--which", choices=(*PROPERTIES, "both"), default="both")
+    parser.add_argument("--which", choices=(*PROPERTIES, "all"), default="all")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="for all of it")
     asked = parser.parse_args()
-    wanted = [*PROPERTIES] if asked.which == "both" else [asked.which]
+    wanted = [*PROPERTIES] if asked.which == "all" else [asked.which]
     wrong = 0
     for which in wanted:
         began, done, kinds, bad = time.monotonic(), 0, Counter[str](), Counter[str]()
@@ -163,7 +170,7 @@ def main() -> int:
                 )
         wrong += sum(bad.values())
         took = time.monotonic() - began
-        told = "untrue statements" if which == "faulty" else "false alarms"
+        told = {"faulty": "untrue statements", "sound": "false alarms", "roads": "losses"}[which]
         print(
             f"{which}: {done:,} cases of {len(kinds)} kinds (seeds {asked.start} to {asked.start + done - 1}),"
             f" {sum(bad.values())} with {told} {dict(bad) or ''}, {took:.0f} s, {done / took:.1f} cases a second",

@@ -1,4 +1,4 @@
-"""What a diagnosis states holds, and odd models that are sound have no fault."""
+"""What a diagnosis states holds, odd models that are sound have no fault, and nothing is lost on a road."""
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ def test_an_odd_model_that_is_sound_has_no_fault(kind: str, tmp_path: Path) -> N
     assert report.sound, report
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_what_torch_saved_is_what_torch_reads_after_a_random_road(seed: int) -> None:
+    case = run("roads", seed)
+    assert not case.wrong, case.what
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("which", ["faulty", "sound"])
+@pytest.mark.parametrize("which", ["faulty", "sound", "roads"])
 def test_the_properties_hold_over_many_cases(which: str) -> None:
     assert not [case for case in cases(which, range(100_000, 100_400), workers=2) if case.wrong]
