@@ -132,6 +132,19 @@ def torchao(tensors: Tensors) -> Tensors:
     return found
 
 
+def quanto(tensors: Tensors, bits: int = 8) -> Tensors:
+    """quanto's integers; those of 4 bits lie packed in a tensor inside the weight's."""
+    found = dict(tensors)
+    for k, name in enumerate(linears(tensors)):
+        rows, columns = found.pop(name).shape
+        word, groups = ("._data", rows) if bits == 8 else ("._data._data", rows * columns // 32)
+        found[name + word] = integers((rows * bits // 8, columns), torch.int8 if bits == 8 else torch.uint8, k)  # fmt: skip
+        found[f"{name}._scale"] = torch.rand(groups, 1) + 0.01
+        if bits == 4:
+            found[f"{name}._shift"] = torch.rand(groups, 1)
+    return found
+
+
 def aqlm(tensors: Tensors) -> Tensors:
     """A scheme that Intarsia has no table of."""
     found = dict(tensors)
@@ -201,6 +214,8 @@ SCHEMES: dict[str, tuple[Callable[[Tensors], Tensors], dict[str, Any]]] = {
         compressed("nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16),
     ),
     "torchao": (torchao, {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig"}}}),
+    "quanto": (quanto, {"quant_method": "quanto", "weights": "int8"}),
+    "quanto 4 bits": (lambda t: quanto(t, 4), {"quant_method": "quanto", "weights": "int4"}),
     "aqlm": (aqlm, {"quant_method": "aqlm", "in_group_size": 8}),
 }  # fmt: skip
 """Each scheme: what makes its tensors, and what the configuration says."""

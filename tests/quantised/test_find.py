@@ -69,6 +69,24 @@ def test_each_part_that_a_scheme_needs_is_missed(scheme: str) -> None:
             assert kinds(lost) == [("scale-missing", main)], part
 
 
+def test_a_part_that_one_layer_has_and_another_not_may_be_meant() -> None:
+    tensors, config = made("quanto 4 bits")
+    halved = {n: x for n, x in tensors.items() if not n.endswith("_shift") or "layers.0." in n}
+    assert not find_quantised(halved, config).faults
+
+
+def test_what_is_missing_is_called_as_its_scheme_calls_it() -> None:
+    tensors, config = made("int8")
+    bare = {n: x for n, x in tensors.items() if n != "model.layers.1.mlp.up_proj.SCB"}
+    (fault,) = find_quantised(bare, config).faults
+    assert fault.text.endswith("lacks its SCB")
+    name = "model.layers.1.mlp.up_proj.weight_scale_inv"
+    tensors, _ = made("fp8 blocks")
+    said = {"quantization_config": {"quant_method": "fp8", "weight_block_size": None}}
+    texts = {fault.tensors[0]: fault.text for fault in find_quantised(tensors, said).faults}
+    assert texts[name].endswith("needs [] or [1] or [1, 1] or [96] or [96, 1]")
+
+
 @pytest.mark.parametrize("scheme", ["fp8 blocks", "fp8 rows", "int4", "awq", "gptq", "nvfp4"])
 def test_a_scale_of_another_shape_is_misshaped(scheme: str) -> None:
     tensors, config = made(scheme)

@@ -12,15 +12,14 @@ from functools import cache
 from itertools import takewhile
 from typing import Any
 
+from intarsia.quantised.lacking import faults_of_parts
 from intarsia.quantised.scheme import Scheme, scheme_of
-from intarsia.quantised.shapes import misshaped
 from intarsia.quantised.weight import (
     Alike,
     Part,
     Quantised,
     QuantisedWeight,
     Role,
-    ScaleFault,
     Typed,
     part_of,
 )
@@ -29,7 +28,6 @@ from intarsia.quantised.words import (
     INNER,
     KNOWN,
     PACKED,
-    Claim,
     LastWord,
     by_last_word,
     claims_of,
@@ -90,25 +88,12 @@ def find_quantised(
     ]
     weights = Quantised(tuple(found), order=tuple(order))
     modules = Quantised.of(_by_module(tensors, taken, scheme))
-    faults = [
-        *_faults(weights, _lacking),
-        *_missing(weights, bare, scheme),
-        *_orphaned(tensors, loose, weights, scheme),
-        *_faults(weights, misshaped),
-    ]
+    faults = [*faults_of_parts(tensors, weights, bare, loose, scheme)]
     faulty = {name for fault in faults for name in fault.tensors}
     lone = [p for p in bare if p.name not in faulty]
     alike = (*weights.alike, *modules.alike)
     more = (len(weights.alike) + kind for kind in modules.order)
     return Quantised(alike, tuple(faults), tuple(_notes(alike, lone, scheme)), (*order, *more))
-
-
-def _faults(
-    weights: Quantised, faults_of: Callable[[QuantisedWeight], Iterator[ScaleFault]]
-) -> Iterator[ScaleFault]:
-    """The faults of all weights; where one of each kind is sound, all are."""
-    if any(next(faults_of(kind.first), None) for kind in weights.alike):
-        yield from (fault for w in weights.weights for fault in faults_of(w))
 
 
 def _mains(
@@ -144,7 +129,8 @@ def _mains(
                 of, word = x["module"] + x["name"], "qdata"
             elif name.endswith(PACKED) and name not in PACKED:
                 word = end_of(name)
-                of = name.removesuffix(word)
+                # quanto keeps 2 and 4 bits packed in a tensor inside of the weight's
+                of = name.removesuffix(word).removesuffix("._data")
             elif group.claims or (
                 (s.dtype.name in _INTEGERS or len(s.shape) < 2)
                 and not any(name in parts for parts in claimed)
@@ -212,71 +198,6 @@ def _by_module(
             main = next(p for p in parts if p.role is Role.WEIGHT)
             rest = tuple(p for p in parts if p is not main)
             yield QuantisedWeight(f"{module}.weight", "unknown", main, rest, True, scheme)
-
-
-def _missing(
-    weights: Quantised, bare: Iterable[Part], scheme: Scheme | None
-) -> Iterator[ScaleFault]:
-    """Quantised weights without any scale that makes numbers of them."""
-    like = {(kind.first.main.word, kind.first.main.dtype.name) for kind in weights.alike}
-    for main in bare:
-        known = scheme is not None and (scheme.method in KNOWN or bool(main.word))
-        if main.word or known or (main.word, main.dtype.name) in like:
-            said = f" and the configuration says {scheme}" if scheme else ""
-            text = f"`{main.name}` is {main.dtype}{said}: no scale of it is stored"
-            yield ScaleFault("scale-missing", (main.name,), text)
-
-
-def _lacking(w: QuantisedWeight) -> Iterator[ScaleFault]:
-    """The scales that a quantised weight should have, and has not."""
-    words = {part.word for part in w.others}
-    lost = [word for word in _needed(w) if not words & set(word.split("|"))]
-    if lost:
-        shown = ", ".join(x.partition("|")[0].strip("_.") for x in lost)
-        text = f"`{w.main.name}` ({w.label}) lacks its {shown}"
-        yield ScaleFault("scale-missing", (w.main.name,), text)
-
-
-def _needed(w: QuantisedWeight) -> list[str]:
-    """The words that a form must have, alternatives between bars."""
-    scheme = w.scheme
-    method, format = (scheme.method, scheme.format) if scheme else ("", "")
-    if w.form == "qweight":
-        return ["scales", "qzeros"] if method in ("awq", "gptq") else ["scales"]
-    if w.form == "packed":
-        more = ["_shape"] if format == "pack-quantized" else []
-        more += ["_global_scale"] if format == "nvfp4-pack-quantized" else []
-        more += ["_zero_point"] if scheme and not scheme.symmetric else []
-        return ["_scale", *more]
-    if w.form == "nf4":
-        nested = any(p.word.startswith(".nested") for p in w.others)
-        more = [".nested_absmax", ".nested_quant_map"] if nested else []
-        return [".absmax", ".quant_map", ".quant_state", *more]
-    if w.form == "mxfp4":
-        return ["_scales"]
-    if w.form == "qdata":
-        return ["scale|scale_and_zero"]
-    if w.form == "quanto":
-        return ["._scale"]
-    more = ["_scale_2"] if method == "modelopt" and format == "nvfp4" else []
-    return ["|".join(["_scale_inv", "_scale", "_scales", "SCB", "scale", "qscale_weight"]), *more]
-
-
-def _orphaned(
-    tensors: Tensors, loose: Iterable[Claim], weights: Quantised, scheme: Scheme | None
-) -> Iterator[ScaleFault]:
-    """Scales whose weight is not there, or not quantised."""
-    if scheme is not None and scheme.loose:
-        return
-    words = {part.word for kind in weights.alike for part in kind.first.others}
-    for claim in loose:
-        if scheme is None and claim.word not in words:
-            continue  # a model may call a parameter so
-        if claim.of in tensors:
-            text = f"`{claim.name}` is there, and `{claim.of}` is {tensors[claim.of].dtype}, which needs no scale"
-        else:
-            text = f"`{claim.name}` is there, and no weight that it belongs to"
-        yield ScaleFault("scale-orphaned", (claim.name,), text)
 
 
 def _notes(alike: Iterable[Alike], lone: list[Part], scheme: Scheme | None) -> Iterator[str]:

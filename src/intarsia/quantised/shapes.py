@@ -27,7 +27,7 @@ def misshaped(w: QuantisedWeight) -> Iterator[ScaleFault]:
         if allowed is None:
             text += f", which cuts {of} into no blocks"
         else:
-            want = " or ".join(str(list(shape)) for shape in allowed[:3])
+            want = " or ".join(str(list(shape)) for shape in dict.fromkeys(allowed))
             text += f"; {w.label} of {of} needs {want}"
         yield ScaleFault("scale-misshaped", (part.name, w.main.name), text)
 
