@@ -160,6 +160,36 @@ def test_two_schemes_are_not_comparable_and_equal_ones_are_compared_by_bits(tmp_
     assert [(x.tensor, x.elements) for x in report.different] == [(SCALE, 1)]
 
 
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ({"weight_block_size": [7, 8]}, "block (8, 8) in A, (7, 8) in B: equal codes are other numbers"),
+        (None, "fp8 block 8x8 in A, nothing in B: without it, a loader takes codes for numbers"),
+        ({"ignored_layers": ["lm_head"]}, ""),
+        ({"quant_method": "mxfp8"}, "method fp8 in A, mxfp8 in B: equal codes are other numbers"),
+    ],
+)  # fmt: skip
+def test_equal_codes_that_are_declared_otherwise_are_not_equal(
+    tmp_path: Path, said: dict[str, Any] | None, text: str
+) -> None:
+    tensors, config = quantised()
+    declared = {"quantization_config": BLOCK | said} if said else {"quantization_config": {}}
+    a = write_hf(tmp_path / "a", tensors, config)
+    b = write_hf(tmp_path / "b", tensors, config | declared)
+    report = intarsia.verify(a, b)
+    assert [x.text for x in report.beside if x.counts] == [text] * bool(text)
+    assert bool(report) is not bool(text)
+    assert not report.different
+    out = command("verify", a, b)
+    assert out.status == int(bool(text))
+    assert text in out.out
+    assert intarsia.convert(a, tmp_path / "dcp", to="dcp")
+    (tmp_path / "dcp" / "config.json").unlink()
+    assert intarsia.verify(a, tmp_path / "dcp"), (
+        "where one side has no configuration, nothing is declared otherwise"
+    )
+
+
 def test_diff_needs_numbers_and_is_refused(tmp_path: Path) -> None:
     a, b = write_hf(tmp_path / "a", *quantised()), write_hf(tmp_path / "b", *llama())
     for pair in ((a, b), (b, a), (a, a)):

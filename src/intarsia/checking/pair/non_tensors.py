@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from intarsia.checking.pair.quantised_differently import differing_schemes
 from intarsia.errors import FormatError, UsageError, few
 from intarsia.format.folder.run_objects import (
     ARGUMENTS,
@@ -40,7 +41,7 @@ _LONGEST = 60
 class NonTensor:
     """One thing beside the tensors, and how the two checkpoints compare in it.
 
-    `counts` says that the two are not equal for it: the state of a run differs.
+    `counts` says that the two are not equal for it: the state of a run differs, or what equal codes stand for.
     """
 
     part: str
@@ -58,7 +59,14 @@ class NonTensor:
 
 def compare_non_tensors(a: Manifest, b: Manifest, budget: Budget) -> tuple[NonTensor, ...]:
     """Everything beside the tensors of both, whatever their formats."""
-    return (*_objects(a, b, budget), *_configurations(a, b), *_files(a, b))
+    schemes = differing_schemes(a, b)
+    said = NonTensor("configuration", "quantisation", DIFFERENT, schemes, counts=True)
+    return (
+        *_objects(a, b, budget),
+        *([said] if schemes else ()),
+        *_configurations(a, b),
+        *_files(a, b),
+    )
 
 
 def _objects(a: Manifest, b: Manifest, budget: Budget) -> Iterator[NonTensor]:
@@ -216,6 +224,11 @@ def _alike(x: Any, y: Any) -> bool:
 
 
 def _both(x: Any, y: Any) -> str:
+    if isinstance(x, Mapping) and isinstance(y, Mapping):
+        keys = [k for k in sorted({*x, *y}, key=str) if not _alike(x.get(k), y.get(k))]
+        if keys and len(keys) < len({*x, *y}):
+            more = f", and {len(keys) - 1:,} more" if keys[1:] else ""
+            return f"{keys[0]}: {_both(x.get(keys[0]), y.get(keys[0]))}{more}"
     one, other = map(_brief, (x, y))
     return "its content" if one == other else f"{one} in A, {other} in B"
 

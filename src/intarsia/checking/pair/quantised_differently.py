@@ -9,6 +9,10 @@ from intarsia.frozen import frozen
 from intarsia.planning.manifest import Manifest
 from intarsia.quantised import QuantisedWeight
 
+_MAY_BE_UNSAID = ("format", "per", "bits")
+_DECIDING = ("method", "block", "group", "symmetric", "several", *_MAY_BE_UNSAID)
+"""What a scheme says that decides which numbers codes are."""
+
 
 @frozen
 class QuantisedDifferently:
@@ -42,6 +46,23 @@ def quantised_differently(a: Manifest, b: Manifest, table: Table | None) -> Quan
     )
     held = [_held(m, names, ours, theirs) for m in (a, b)]
     return QuantisedDifferently(held[0], held[1], text)
+
+
+def differing_schemes(a: Manifest, b: Manifest) -> str:
+    """How two configurations declare codes that both have in different ways: equal ones are then other numbers."""
+    if not all(m.quantised.alike and m.config and not m.config_made for m in (a, b)):
+        return ""
+    one, other = (m.quantised.alike[0].first.scheme for m in (a, b))
+    if one is None or other is None:
+        said = f"{one or 'nothing'} in A, {other or 'nothing'} in B"
+        return "" if one is other else f"{said}: without it, a loader takes codes for numbers"
+    both = ((name, getattr(one, name), getattr(other, name)) for name in _DECIDING)
+    wrong = [
+        f"{name} {x or 'none'} in A, {y or 'none'} in B"
+        for name, x, y in both
+        if x != y and ((x and y) or name not in _MAY_BE_UNSAID)
+    ]
+    return f"{'; '.join(wrong)}: equal codes are other numbers" if wrong else ""
 
 
 def _by_weight(m: Manifest, table: Table | None) -> dict[str, QuantisedWeight]:
