@@ -171,6 +171,29 @@ def test_layers_that_differ_are_not(tmp_path: Path) -> None:
     assert stored["decoder.layers.1.mlp.experts.experts.linear_fc1.weight"].shape == (4, 28, 24)
 
 
+@pytest.mark.parametrize(("listed", "apart"), [
+    ({"moe_layer_freq": [1, 1, 1]}, True), ({"hetereogenous_dist_checkpoint": True}, True), ({"moe_layer_freq": 1}, False),
+])  # fmt: skip
+def test_layers_are_apart_where_the_arguments_of_the_run_make_megatron_ask_for_them_so(
+    listed: dict[str, Any], apart: bool, tmp_path: Path
+) -> None:
+    """A list of kinds, layer by layer, does so even where all of them are alike."""
+    tensors = made(tmp_path / "hf", "qwen3_moe", states=True)
+    write_torch_dist(tmp_path / "hf", tmp_path / "td")
+    file = iteration(tmp_path / "td") / "common.pt"
+    with torch.serialization.safe_globals([Namespace]):
+        common = torch.load(file)
+    vars(common["args"]).update(listed)
+    torch.save(common, file)
+    write_torch_dist(tmp_path / "td", tmp_path / "again", "tp=2,ep=3")
+    stored = read_dcp(iteration(tmp_path / "again"))
+    at = "decoder.layers.2." if apart else "decoder.layers."
+    for name in (f"{at}mlp.router.weight", f"optimizer.state.exp_avg.{at}mlp.router.weight"):
+        assert name in stored
+    assert any(".layers.0." in name for name in stored) is apart
+    assert_same(everything(tmp_path / "again"), tensors)
+
+
 def test_no_chunk_spans_two_layers_or_experts(tmp_path: Path) -> None:
     made(tmp_path / "hf", "qwen3_moe")
     write_torch_dist(tmp_path / "hf", tmp_path / "td", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from intarsia.format.megatron.keys import Key
 from intarsia.format.megatron.optimizer.state_tensors import state_of, stored_key
@@ -27,12 +28,14 @@ class Part:
         return Box(at, (1,) * self.leading + box.shape)
 
 
-def alike_layers(targets: Sequence[Target]) -> dict[str, int]:
+def alike_layers(targets: Sequence[Target], args: Mapping[str, Any]) -> dict[str, int]:
     """The stacks of layers that are alike, and their heights; only those are one tensor on disk.
 
     Layers that predict further tokens are never stacked, nor are those of a vision tower, which keeps
-    the names it came with.
+    the names it came with, nor any where `args` make Megatron ask for each layer by its number.
     """
+    if _numbered(args):
+        return {}
     forms: dict[str, dict[int, set[tuple[Key, Shape]]]] = {}
     for target in targets:
         key = Key.parse(stored_key(target.name))
@@ -48,6 +51,15 @@ def alike_layers(targets: Sequence[Target]) -> dict[str, int]:
     # Optimizer state is stored as its model is.
     uneven = {_model_head(head) for head in forms if head not in alike}
     return {head: n for head, n in alike.items() if _model_head(head) not in uneven}
+
+
+def _numbered(args: Mapping[str, Any]) -> bool:
+    """Whether a run of these arguments may have layers of several kinds, as Megatron sees it: not whether it has."""
+    kinds = (args.get("moe_layer_freq"), args.get("linear_attention_freq"))
+    told = ("hetereogenous_dist_checkpoint", "heterogeneous_layers_config_path")
+    return any(isinstance(x, list) or (isinstance(x, int) and x > 1) for x in kinds) or any(
+        args.get(name) for name in told
+    )
 
 
 def _model_head(head: str) -> str:

@@ -70,7 +70,8 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
     iteration = iteration_to_resume(source.get("iteration"))
     folder = f"iter_{iteration:07d}/"
     files = Files(options.mesh.size, folder)
-    slots, tensors, leading = _place(files, targets, options.mesh)
+    stacks = alike_layers(targets, plain(arguments_of(source)))
+    slots, tensors, leading = _place(files, targets, options.mesh, stacks)
     shapes = {n: t.shape for n, t in tensors.items() if not is_state(n)}
     trained = len(shapes) < len(tensors)
     state = _common(source, shapes, targets if trained else None, options)
@@ -135,14 +136,13 @@ def _remarks(
 
 
 def _place(
-    files: Files, targets: Sequence[Target], mesh: Mesh
+    files: Files, targets: Sequence[Target], mesh: Mesh, stacks: Mapping[str, int]
 ) -> tuple[dict[str, SlotColumns], dict[str, TensorRecord], dict[str, int]]:
     """A place for every box; the tensors that targets are stacked into, and their leading axes."""
     taken: list[tuple[str, Part, Wrapped, int]] = []
     kinds: dict[str, tuple[DType, Shape]] = {}
     chunks: dict[str, list[Chunk]] = {}
     leading: dict[str, int] = {}
-    stacks = alike_layers(targets)
     for target in targets:
         part = part_of(target, stacks)
         dtype, shape = kinds.setdefault(part.name, (target.dtype, part.shape))
