@@ -183,3 +183,23 @@ def test_rules_of_every_causal_type_hold_every_tensor() -> None:
         assert {n for x in rows.values() for n in x.tensors} == set(stored), model_type
         tried += 1
     assert tried > 20
+
+
+def test_two_tensors_of_a_file_that_are_one_of_the_module_are_refused() -> None:
+    """Transformers takes one of them, whichever sorts first, and says nothing of the other."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 40}
+    bert = {"model_type": "bert", "intermediate_size": 20, **sizes}
+    norm, renamed = (f"bert.embeddings.LayerNorm.{word}" for word in ("weight", "gamma"))
+    shapes = rules.shapes_on_disk(Skeleton.of(bert))
+    old = {renamed if name == norm else name: shape for name, shape in shapes.items()}
+    assert rules.module_rows(bert, old)[norm].tensors == (renamed,)
+    with pytest.raises(FamilyError, match=f"2 tensors are `{norm}`: {renamed}, {norm}"):
+        rules.module_rows(bert, old | {norm: (16,)})
+
+
+def test_experts_that_are_stored_twice_are_refused() -> None:
+    config, shapes = _expert_file()
+    fused = "model.layers.0.mlp.experts.gate_up_proj"
+    assert rules.module_rows(config, shapes)[fused].shape == (3, 28, 24)
+    with pytest.raises(FamilyError, match=f"7 tensors are `{fused}`"):
+        rules.module_rows(config, shapes | {fused: (3, 28, 24)})

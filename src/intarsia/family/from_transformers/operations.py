@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from intarsia.errors import FamilyError
+from intarsia.errors import FamilyError, few
 from intarsia.family.from_transformers.skeleton import Skeleton
 from intarsia.layout import Layout, chunk, concat, split, stack
 
@@ -32,12 +32,23 @@ class Task:
                 f"`{self.name}` is made of {len(self.parts)} tensors, expected 1",
                 tensors=(self.name,),
             )
-        return next(iter(self.parts.values()))[0]
+        return one(self.name, next(iter(self.parts.values())))
 
     @property
     def target(self) -> str:
         """Where a step in the middle of a chain puts its result: a chain's last step names targets."""
         return self.sources[0] if len(self.targets) > 1 else self.targets[0]
+
+
+def one(name: str, held: Sequence[Layout]) -> Layout:
+    """The one layout that there is for a tensor of the module."""
+    if len(held) > 1:
+        raise FamilyError(
+            f"{len(held)} tensors are `{name}`: {few([x.tensors[0] for x in held], 4)}",
+            hint="keep those that are the model's",
+            tensors=(name,),
+        )
+    return held[0]
 
 
 def _chunk(op: Any, task: Task) -> Parts:
@@ -78,7 +89,8 @@ def _unstacked(x: Layout, axis: int) -> Iterator[Layout]:
 
 def _unmerge(op: Any, task: Task) -> Parts:
     out: Parts = {}
-    for pattern, (x, *_) in task.parts.items():
+    for pattern, held in task.parts.items():
+        x = one(task.name, held)
         to = task.targets[0] if len(task.parts) == 1 else pattern
         for i, each in enumerate(_unstacked(x, op.dim)):
             out[to.replace("*", str(i))] = [each]
@@ -123,7 +135,8 @@ def _rope(op: Any, task: Task) -> Parts:
     heads, names = getattr(config, "num_attention_heads", 1), op.permute_layer_names
     chained = len(task.sources) != len(task.targets)
     out: Parts = {}
-    for pattern, (x, *_) in task.parts.items():
+    for pattern, held in task.parts.items():
+        x = one(task.name, held)
         if names is None or any(n in pattern for n in names):
             half = x.shape[0] // heads // 2
             pair = (2, half) if op.inverse else (half, 2)
@@ -155,7 +168,8 @@ def _part_two_towers(op: Any, task: Task) -> Parts:
         raise FamilyError(
             f"`{task.name}` is made of `{missing[0]}` too, which is absent", tensors=(task.name,)
         )
-    fused = [chunk(task.parts[p][0], len(task.targets), op.concat_dim) for p in task.sources]
+    whole = [one(task.name, task.parts[pattern]) for pattern in task.sources]
+    fused = [chunk(x, len(task.targets), op.concat_dim) for x in whole]
     out: Parts = {}
     for target, stacks in zip(task.targets, zip(*fused, strict=True), strict=True):
         experts = (each for x in stacks for each in _unstacked(x, op.stack_dim))

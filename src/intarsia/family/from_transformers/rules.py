@@ -18,7 +18,7 @@ from typing import Any
 
 from intarsia.errors import FamilyError
 from intarsia.family.config.fields import Config
-from intarsia.family.from_transformers.operations import OPERATIONS, Parts, Task
+from intarsia.family.from_transformers.operations import OPERATIONS, Parts, Task, one
 from intarsia.family.from_transformers.skeleton import Skeleton
 from intarsia.family.table import DISK, Table
 from intarsia.layout import Layout
@@ -157,8 +157,8 @@ def _convert(
         parts.setdefault(pattern or "", []).append(layout)
     out: dict[str, Layout] = {}
     for name, (rule, parts) in jobs.items():
-        if rule is None:
-            out[name] = next(iter(parts.values()))[0]
+        if rule is None or "" in parts:  # what is stored under the very name, and nothing beside it
+            out[name] = one(name, [x for held in parts.values() for x in held])
         else:
             out |= _run(model, rule, name, parts)
     return out
@@ -181,5 +181,5 @@ def _run(model: Skeleton, rule: Any, name: str, parts: Parts) -> dict[str, Layou
     for pattern in parts:
         if pattern in full:
             before, _, after = full.partition(pattern)
-            return {before + k + after: v[0] for k, v in parts.items()}
-    return {k: v[0] for k, v in parts.items()}
+            return {before + k + after: one(name, v) for k, v in parts.items()}
+    return {k: one(name, v) for k, v in parts.items()}
