@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import MISSING, FrozenInstanceError, fields
+from pathlib import Path
 from typing import get_type_hints
 
 import pytest
@@ -11,9 +12,10 @@ import typer
 
 import intarsia
 from intarsia.cli.typer_app import app
+from intarsia.errors import UsageError
 from intarsia.format.registry import FORMATS
 from intarsia.options import Options
-from tests.checkpoints import python
+from tests.checkpoints import llama_config, model, python, write_hf
 
 FIELDS = {field.name: field for field in fields(Options)}
 COMMANDS = typer.main.get_command(app()).commands  # type: ignore[attr-defined]
@@ -123,3 +125,26 @@ def test_the_package_shows_its_public_names_and_nothing_else() -> None:
         assert getattr(intarsia, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         intarsia.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("section", ""), ("section", "model,"), ("section", ["model", " "]), ("dtype", ""), ("megatron_lr", "")],
+)  # fmt: skip
+def test_an_empty_word_does_not_count_as_an_option_that_is_not_given(
+    option: str, value: str | list[str], tmp_path: Path
+) -> None:
+    src = write_hf(tmp_path / "hf", model(llama_config()), llama_config())
+    with pytest.raises(UsageError, match=r"''|' '|'model,'"):
+        intarsia.convert(src, tmp_path / "out", to="torch_dist", **{option: value})  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
+    if option == "section":
+        for call in (intarsia.open, intarsia.verify, intarsia.digest):
+            with pytest.raises(UsageError, match="section without a name"):
+                call(src, section=value)  # type: ignore[operator]
+
+
+def test_sections_that_are_named_wrongly_are_no_fault_of_the_checkpoint(tmp_path: Path) -> None:
+    src = write_hf(tmp_path / "hf", model(llama_config()), llama_config())
+    with pytest.raises(UsageError, match="2 sections are named"):
+        intarsia.verify(src, section="model,ema")

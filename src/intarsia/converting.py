@@ -27,7 +27,7 @@ def job(src: PathLike, options: Options) -> Job:
         to=options.to,
         mesh=Mesh.parse(options.mesh),
         dialect=options.dialect,
-        dtype=dtype_named(options.dtype) if options.dtype else None,
+        dtype=None if options.dtype is None else dtype_named(options.dtype),
         optimizer=options.optimizer,
         spec=options.megatron_spec,
         rates=Rates.parse(options.megatron_lr),

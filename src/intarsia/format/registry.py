@@ -24,6 +24,7 @@ from intarsia.format.folder.run_folder import Found, find, is_checkpoint
 from intarsia.format.folder.side_files import config_given
 from intarsia.format.folder.stored_config import with_config_used
 from intarsia.format.megatron.frame import METADATA, TRACKER, garbled_tracker, tracked_folder
+from intarsia.format.naming.section import TOP
 from intarsia.planning.inventory import Fate
 from intarsia.planning.manifest import Manifest
 from intarsia.state.names import is_state
@@ -229,7 +230,12 @@ def read_manifest(
 def sections_in(section: str | Sequence[str] | None) -> tuple[str, ...]:
     """The sections that a user names."""
     named = section.split(",") if isinstance(section, str) else section or ()
-    return tuple(name.strip() for name in named if name.strip())
+    if "" in (found := tuple(name.strip() for name in named)):
+        raise UsageError(
+            f"a section without a name is asked for: {section!r}",
+            hint=f"name one, give `{TOP}` for what lies in no section, or leave the option out",
+        )
+    return found
 
 
 def _stamps_of(manifest: Manifest, seen: Mapping[str, Stamp]) -> dict[str, Stamp]:

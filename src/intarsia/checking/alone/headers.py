@@ -9,7 +9,7 @@ from typing import Any
 
 from intarsia.checking.fault import Fault
 from intarsia.checking.naming import place_of
-from intarsia.errors import FamilyError, IntarsiaError, SectionError, few
+from intarsia.errors import FamilyError, IntarsiaError, UsageError, few
 from intarsia.family import Table, table_for
 from intarsia.format.complaint import Complaint
 from intarsia.format.naming.spelling import members_of
@@ -151,7 +151,7 @@ def read_headers(
         if format_named(manifest.format).found_by_name:
             manifest = compared_with_model(manifest, on_disk=True)
         return Headers(str(where), manifest, tuple(kept))
-    except SectionError:
+    except UsageError:
         raise  # a question to the user, no fault of the checkpoint's
     except FamilyError as error:
         first = Complaint(error)

@@ -35,7 +35,7 @@ class Rates:
         >>> Rates.parse("3e-4,3e-5")
         Rates(max_lr=0.0003, min_lr=3e-05)
         """
-        if words is None or words == "":
+        if words is None:
             return None
         try:
             found = [float(word) for word in str(words).split(",")]
