@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load, load_file, save_file
 
+import intarsia
 from intarsia.dtypes import BY_NAME, BY_TORCH
-from intarsia.errors import FormatError, IntarsiaError
+from intarsia.errors import FormatError, IntarsiaError, UsageError
 from intarsia.format.hf.safetensors_header import make_header, read_header
 from intarsia.store.reading.folder import Folder
-from tests.checkpoints import DTYPES, assert_same, bits, random_tensor
+from tests.checkpoints import DTYPES, assert_same, bits, random_tensor, read_dcp, write_dcp
 
 SHAPES = [(), (0,), (3,), (2, 0, 4), (2, 3, 4)]
 
@@ -188,3 +189,15 @@ def test_rows_are_in_the_order_of_their_bytes_whatever_the_order_of_the_header(
     (tmp_path / "f").write_bytes(len(text).to_bytes(8, "little") + text + bytes(5))
     rows, _ = rows_of(tmp_path / "f")
     assert [row.name for row in rows] == ["a", "none", "c"]
+
+
+def test_a_tensor_with_the_name_that_safetensors_keeps_is_refused_by_what_is_wrong(
+    tmp_path: Path,
+) -> None:
+    held = {"__metadata__": torch.ones(3), "a": torch.ones(2)}
+    src = write_dcp(tmp_path / "dcp", held)
+    with pytest.raises(UsageError, match="called __metadata__, a name that safetensors keeps"):
+        intarsia.convert(src, tmp_path / "hf", to="hf")
+    assert [path.name for path in tmp_path.iterdir()] == ["dcp"]
+    intarsia.convert(src, tmp_path / "again", to="dcp")
+    assert_same(read_dcp(tmp_path / "again"), held)

@@ -17,7 +17,7 @@ from operator import itemgetter
 from typing import Any
 
 from intarsia.dtypes import DType, dtype_of_header
-from intarsia.errors import FormatError
+from intarsia.errors import FormatError, UsageError
 from intarsia.format.base import PAGE_BYTES
 from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.strict_json import parse_json
@@ -28,6 +28,7 @@ from intarsia.store.reading.folder import Folder
 from intarsia.store.reading.headers_once import made_once
 
 MAX_HEADER_BYTES = 100_000_000
+_METADATA = "__metadata__"
 _DAMAGED = "the file is damaged or truncated: copy it again from its source"
 
 
@@ -62,7 +63,7 @@ def _parse(data: bytes, where: str, file: str) -> tuple[list[WholeTensor], dict[
     raw = parse_json(data, f"{where}: the header", hint=_DAMAGED)
     if not isinstance(raw, dict) or not data.startswith(b"{"):
         raise FormatError(f"{where}: the header is not a JSON object", hint=_DAMAGED)
-    metadata = raw.pop("__metadata__", {})
+    metadata = raw.pop(_METADATA, {})
     if not isinstance(metadata, dict) or {*map(type, metadata.values())} - {str}:
         raise FormatError(f"{where}: __metadata__ is not an object of texts", hint=_DAMAGED)
     return _rows(raw, 8 + len(data), where, file), metadata
@@ -192,7 +193,12 @@ def make_header(rows: Sequence[tuple[str, DType, Shape]], metadata: Mapping[str,
     Padding with spaces, which the specification allows, puts the first tensor at a page boundary:
     tensors that start there are written, and mapped, fastest.
     """
-    raw: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    if any(name == _METADATA for name, *_ in rows):
+        raise UsageError(
+            f"a tensor is called {_METADATA}, a name that safetensors keeps for itself",
+            hint="give it another name in the source, or write dcp, which has no such name",
+        )
+    raw: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     at = 0
     for name, dtype, shape in rows:
         end = at + prod(shape) * dtype.itemsize
