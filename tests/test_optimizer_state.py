@@ -401,6 +401,30 @@ def test_settings_that_are_numbers_of_numpy_reach_megatron(tmp_path: Path) -> No
     assert {(g["lr"], g["weight_decay"]) for g in groups} == {(0.03, 0.25)}
 
 
+def test_settings_that_are_no_plain_values_are_kept_or_named_as_left_out(tmp_path: Path) -> None:
+    """A set, a type and a list with one: hf keeps their bytes, and Megatron's groups have no place for them."""
+    model = {name: p.detach() for name, p in Llama().named_parameters()}
+    state = {name: {"exp_avg": torch.ones_like(p)} for name, p in model.items()}
+    odd = {"tags": {1, 2}, "kind": torch.float32, "each": [1, torch.float16]}
+    src, other = tmp_path / "src", tmp_path / "other"
+    for where, changed in ((src, {}), (other, {"kind": torch.bfloat16})):
+        group = {"params": [*model], "lr": 0.03, **odd, **changed}
+        saved = {"model": model, "optim": {"state": state, "param_groups": [group]}}
+        dcp.save(saved, checkpoint_id=where)
+    names = {f"optimizer.param_groups.0.{field}" for field in odd}
+    report = intarsia.convert(src, tmp_path / "td", to="torch_dist", config=CONFIG)
+    (note,) = (note for note in report.notes if "left out" in note)
+    assert note.startswith("3 objects")
+    assert all(name in note for name in names)
+    assert "left out" not in str(intarsia.convert(src, tmp_path / "hf", to="hf", config=CONFIG))
+    for there, verdict in (("td", "not compared"), ("hf", "equal")):
+        found = intarsia.verify(src, tmp_path / there, config=CONFIG)
+        assert found
+        assert {x.name for x in found.beside if x.verdict == verdict} >= names
+    found = intarsia.verify(src, other, config=CONFIG)
+    assert [x.name for x in found.beside if x.counts] == ["optimizer.param_groups.0.kind"]
+
+
 def with_fused_experts(name: str, seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(seed)
     model = Qwen3MoeForCausalLM(EXPERTS)

@@ -19,6 +19,7 @@ from intarsia.format.folder.run_objects import (
     plain_object,
     run_objects,
 )
+from intarsia.format.optimizer_state.parameter_groups import unplain_settings
 from intarsia.format.registry import format_named
 from intarsia.format.torch_file.plain import DROPPED, whole
 from intarsia.format.torch_file.zip_directory import BROKEN_ZIP
@@ -87,16 +88,18 @@ def _objects(a: Manifest, b: Manifest, budget: Budget) -> Iterator[NonTensor]:
     groups = list(_settings(a, b, left, right))
     yield from groups
     spelled = {n for n in {*left, *right} if groups and n.startswith(TORCH_GROUPS)}
+    read = any(each.part == "setting" for each in groups)
+    odd = {n for held in (left, right) if read for n in unplain_settings(held)}
     # A checkpoint of weights alone has nothing to hold against the objects of a run.
     same_names = all(format_named(m.format).keeps_names for m in (a, b))
     same_names &= all(held or _has_state(m) for held, m in ((left, a), (right, b)))
     apart: dict[str, list[str]] = {"A": [], "B": []}
     frame = _frame_of_one(a, b, left, right, groups)
-    for name in sorted({*left, *right} - spelled):
+    for name in sorted({*left, *right} - (spelled - odd)):
         side = "A" if name in left else "B"
         if name in left and name in right:
             yield from _same_name(name, left[name], right[name])
-        elif same_names and name not in frame:
+        elif same_names and name not in frame and name not in odd:
             yield NonTensor("object", name, ONLY[side], counts=True)
         else:
             apart[side].append(name)

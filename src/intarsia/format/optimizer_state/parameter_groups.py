@@ -74,6 +74,16 @@ def megatron_groups_count(names: Iterable[str]) -> bool:
     )
 
 
+def unplain_settings(entries: Mapping[str, bytes]) -> set[str]:
+    """The entries of torch's groups that are no plain values: no group in another form has them."""
+    from intarsia.format.torch_file.torch_zip import read_object
+
+    groups = {name: data for name, data in entries.items() if name.startswith(TORCH_GROUPS)}
+    alike = {data: name for name, data in groups.items()}
+    odd = {data for data, name in alike.items() if plain(read_object(data, name)) is DROPPED}
+    return {name for name, data in groups.items() if data in odd}
+
+
 def groups_of_torch(
     entries: Mapping[str, bytes], logical: Callable[[str], tuple[str, ...]]
 ) -> Groups | None:

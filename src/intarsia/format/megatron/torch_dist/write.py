@@ -56,6 +56,7 @@ from intarsia.format.megatron.optimizer.groups_to_write import (
 )
 from intarsia.format.megatron.torch_dist.stacks import Part, alike_layers, part_of
 from intarsia.format.optimizer_state.learning_rates import note_on_rates, set_rates
+from intarsia.format.optimizer_state.parameter_groups import unplain_settings
 from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.mesh import Mesh, Shape
@@ -96,13 +97,14 @@ def _left_behind(
     """Objects of the source that this format, or this mesh, has no place for."""
     known = {COMMON_OBJECT.partition("/")[0], *state} - {"optimizer"}
     groups = (TORCH_STATE, TORCH_GROUPS, GROUP) if "optimizer" in state else ()
+    odd = unplain_settings(options.entries)
     left = [
         name
         for name, data in options.entries.items()
         if name not in held
         and re.split(r"[./]", name)[0] not in known
         and "_extra_state" not in name
-        and not name.startswith(groups)
+        and (not name.startswith(groups) or name in odd)
         and not (is_state(name) and plain(read_object(data, name)) == [])
     ]
     if left:
