@@ -170,3 +170,17 @@ def test_one_file_of_several_is_looked_at_and_not_converted(tmp_path: Path) -> N
         UsageError, match=r"is one of 2 files of a checkpoint[\s\S]*give the folder"
     ):
         intarsia.convert(part, tmp_path / "out", to="hf")
+
+
+def test_a_name_that_claims_more_files_than_memory_holds_is_answered_by_their_count(
+    tmp_path: Path,
+) -> None:
+    other(tmp_path / "model-0000000002-of-9999999999.safetensors")
+    said = (
+        "1 of 9999999999 files; absent: model-0000000001-of-.*-0000000005-of-.* and 9999999994 more"
+    )
+    with pytest.raises(FormatError, match=said):
+        intarsia.open(tmp_path)
+    (fault,) = intarsia.verify(tmp_path).faults
+    assert fault.kind == "file-missing"
+    assert len(fault.files) == 4

@@ -15,7 +15,7 @@ from intarsia.format.hf.weight_sets import (
     choose,
     grouped,
     index_of,
-    numbered_names,
+    numbered_set,
     set_size,
     stem_of_index,
 )
@@ -80,20 +80,21 @@ def files_of(folder: Folder, complain: Complain) -> WeightFiles:
     files = sets[stem]
     if (single := f"{stem}.safetensors") in files:
         return WeightFiles({single: None})
-    wanted = numbered_names(files)
-    if wanted is None:
+    numbered = numbered_set(files)
+    if numbered is None:
         complain(Complaint(_several(root, files), tuple(files)))
         return WeightFiles(dict.fromkeys(files))
-    missing = [name for name in wanted if name not in files]
-    if missing:
+    there, count, absent = numbered
+    if absent:
+        lost = count - len(there)
+        more = f" and {lost - 4} more" if lost > 4 else ""
         error = FormatError(
-            f"{root} has {len(wanted) - len(missing)} of {len(wanted)} files; absent:"
-            f" {few(missing, 4)}",
+            f"{root} has {len(there)} of {count} files; absent: {', '.join(absent[:4])}{more}",
             hint="restore the missing files, or use a complete checkpoint",
             kind="file-missing",
         )
-        complain(Complaint(error, tuple(missing)))
-    return WeightFiles(dict.fromkeys(name for name in wanted if name in files))
+        complain(Complaint(error, tuple(absent if len(absent) == lost else absent[:4])))
+    return WeightFiles(dict.fromkeys(there))
 
 
 def _several(root: PurePath, names: list[str]) -> FormatError:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import NamedTuple
 
 MODEL = "model"
 ADAPTER = "adapter_model"
 INDEX = "model.safetensors.index.json"
 _NUMBERED = re.compile(r"^(?P<stem>.+)-(?P<k>\d{5,})-of-(?P<n>\d{5,})\.safetensors$")
 _INDEX = re.compile(r"^(?P<stem>.+)\.safetensors\.index(?:\.(?P<variant>[^.]+))?\.json$")
+_MOST_ABSENT = 100_000
 _OWN = (MODEL, ADAPTER, "diffusion_pytorch_model", "consolidated")
 
 
@@ -62,20 +65,31 @@ def set_size(file: str) -> str:
     return found["n"] if found else ""
 
 
-def numbered_names(files: Iterable[str]) -> list[str] | None:
-    """All files of the one numbered set that these are of; None where one is of none, or of another.
+class NumberedSet(NamedTuple):
+    """The files of a numbered set that are there, how many it has, and the first of those that are absent."""
 
-    >>> numbered_names(["m-00002-of-00002.safetensors"])
-    ['m-00001-of-00002.safetensors', 'm-00002-of-00002.safetensors']
+    held: list[str]
+    total: int
+    absent: list[str]
+
+
+def numbered_set(files: Iterable[str]) -> NumberedSet | None:
+    """The one numbered set that these files are of; None where one is of none, or of another.
+
+    >>> numbered_set(["m-00002-of-00002.safetensors"])
+    NumberedSet(held=['m-00002-of-00002.safetensors'], total=2, absent=['m-00001-of-00002.safetensors'])
     """
-    held = [*files]
-    found = [_NUMBERED.match(file) for file in held]
+    found = [_NUMBERED.match(file) for file in files]
     sets = {(m["stem"], m["n"], len(m["k"])) if m else None for m in found}
     if len(sets) != 1 or (one := sets.pop()) is None:
         return None
     stem, n, width = one
-    names = [f"{stem}-{k:0{width}d}-of-{n}.safetensors" for k in range(1, int(n) + 1)]
-    return names if {*names}.issuperset(held) else None
+    held, numbers = {int(m["k"]): m[0] for m in found if m}, range(1, int(n) + 1)
+    if not all(k in numbers for k in held):
+        return None
+    lost = (f"{stem}-{k:0{width}d}-of-{n}.safetensors" for k in numbers if k not in held)
+    # A name can claim more files than memory holds names of.
+    return NumberedSet([held[k] for k in sorted(held)], int(n), [*islice(lost, _MOST_ABSENT)])
 
 
 def choose(stems: Iterable[str]) -> str | None:
