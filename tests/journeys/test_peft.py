@@ -127,9 +127,61 @@ def test_an_adapter_and_a_configuration_that_disagree_are_refused(adapter: Path)
         file.write_text(json.dumps(config | change))
         with pytest.raises(FamilyError, match=text):
             intarsia.open(adapter)
+        assert "config-contradicts" in {fault.kind for fault in intarsia.verify(adapter).faults}
     file.unlink()
     with pytest.raises(FamilyError, match=r"no adapter_config\.json"):
         intarsia.open(adapter)
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "text"),
+    [
+        (
+            {},
+            {"layers_to_transform": [0]},
+            r"layers\.1\.\S+` is in no layer of layers_to_transform",
+        ),
+        ({}, {"layers_to_transform": 1}, r"layers\.0\.\S+` is in no layer of layers_to_transform"),
+        ({}, {"exclude_modules": ["layers.1.mlp.down_proj"]}, "is among the exclude_modules"),
+        ({"use_dora": True}, {"use_dora": False}, "is stored, and use_dora is not configured"),
+        ({"lora_bias": True}, {"lora_bias": False}, "is stored, and lora_bias is not configured"),
+        (
+            {"trainable_token_indices": [1, 2]},
+            {"trainable_token_indices": None},
+            "is stored, and trainable_token_indices is not configured",
+        ),
+    ],
+)
+def test_what_peft_would_leave_out_without_a_word_is_refused(
+    tmp_path: Path, options: dict[str, object], change: dict[str, object], text: str
+) -> None:
+    model = adapted(**options)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name or "magnitude" in name or "tokens_delta" in name:
+            parameter.data += 1
+    model.save_pretrained(tmp_path)
+    assert intarsia.verify(tmp_path)
+    whole, file = logits(tmp_path), tmp_path / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    assert not torch.allclose(logits(tmp_path), whole), (
+        "PEFT says nothing, and the model is another"
+    )
+    with pytest.raises(FamilyError, match=text):
+        intarsia.open(tmp_path)
+
+
+def test_adapters_of_another_kind_or_without_their_modules_are_refused(adapter: Path) -> None:
+    file = adapter / "adapter_config.json"
+    config = json.loads(file.read_text())
+    for change, text in (
+        ({"peft_type": "IA3"}, "IA3 is configured, and the tensors are factors of LoRA"),
+        ({"modules_to_save": ["lm_head"]}, r"modules_to_save are configured \(lm_head\), and none"),
+    ):
+        file.write_text(json.dumps(config | change))
+        with pytest.raises(FamilyError, match=text):
+            intarsia.open(adapter)
+    adapted(modules_to_save=["score", "lm_head"]).save_pretrained(adapter)
+    assert intarsia.verify(adapter), "PEFT lists heads that a model may lack"
 
 
 def test_a_factor_without_its_other_half_is_refused(adapter: Path) -> None:

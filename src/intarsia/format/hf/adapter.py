@@ -21,6 +21,14 @@ from intarsia.store.reading.lookup import is_file, is_folder
 _ROOT = "base_model.model."
 """What PEFT looks for a factor under; it leaves a module out of whose names it finds none."""
 
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_ASKED_FOR = {
+    ".lora_magnitude_vector": "use_dora",
+    ".lora_B.bias": "lora_bias",
+    ".trainable_tokens_delta": "trainable_token_indices",
+}
+"""How names end that PEFT looks for only where the setting is there."""
+
 _LAYER = re.compile(r"(.*?\.)(\d+)(\..*)")
 
 
@@ -54,12 +62,15 @@ def check_adapter(
         complain(Complaint(error, (CONFIG,)))
         return ()
     config, shapes = read_config(root / CONFIG), {s.key: s.shape for s in stored}
-    if config.get("peft_type") != "LORA":
-        return ()
     modules = {found["module"] for name in shapes if (found := FACTOR.match(name))}
-    if astray := sorted(module for module in modules if not module.startswith(_ROOT)):
+    kind = str(config.get("peft_type"))
+    is_lora = kind == "LORA"
+    if not is_lora and (not modules or "LORA" in kind):
+        return ()
+    if is_lora and (astray := sorted(module for module in modules if not module.startswith(_ROOT))):
         complain(Complaint(_without_root(astray, len(modules), root)))
-    for text, names in _faults(config, shapes):
+    other = [(f"{kind} is configured, and the tensors are factors of LoRA", ())]
+    for text, names in _faults(config, shapes) if is_lora else other:
         error = FamilyError(
             f"{text} - at {root / CONFIG}",
             hint="the configuration and the weights belong to different adapters: restore the"
@@ -125,9 +136,35 @@ def _faults(
         if config.get("use_dora") and f"{module}.lora_magnitude_vector" not in whole:
             # PEFT makes a new one, of the base model's weights.
             yield f"DoRA is configured, and `{module}` has no lora_magnitude_vector", ()
+    yield from _left_out(config, {module for module, _ in factors}, shapes)
     targets = config.get("target_modules")
     if isinstance(targets, list) and targets:
         ends, listed = tuple(f".{target}" for target in targets), ", ".join(sorted(targets))
         for module, _ in factors:
             if not f".{module}".endswith(ends) and not config.get("target_parameters"):
                 yield f"`{module}` is no target of the configuration ({listed})", ()
+
+
+def _left_out(
+    config: Mapping[str, Any], modules: set[str], names: Iterable[str]
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """What is stored, and PEFT leaves out without a word, as the configuration does not ask for it."""
+    layers, excluded = config.get("layers_to_transform"), config.get("exclude_modules")
+    chosen = {layers} if type(layers) is int else {*layers} if isinstance(layers, list) else set()
+    ends = tuple(f".{x}" for x in excluded) if isinstance(excluded, list) else ()
+    for module in sorted(modules) if not config.get("target_parameters") else ():
+        if chosen and chosen.isdisjoint(map(int, _NUMBER.findall(module))):
+            yield f"`{module}` is in no layer of layers_to_transform ({layers})", ()
+        if ends and f".{module.removeprefix(_ROOT)}".endswith(ends):
+            yield f"`{module}` is among the exclude_modules of the configuration", ()
+    for end, key in _ASKED_FOR.items():
+        found = tuple(name for name in names if name.endswith(end))
+        if found and not config.get(key):
+            yield f"`{found[0]}` is stored, and {key} is not configured", found
+    saved = config.get("modules_to_save")
+    words = {word for name in names for word in name.split(".")}
+    if isinstance(saved, list) and saved and not any({*f"{x}".split(".")} <= words for x in saved):
+        yield (
+            f"modules_to_save are configured ({', '.join(map(str, saved))}), and none is stored",
+            (),
+        )
