@@ -203,3 +203,10 @@ def test_experts_that_are_stored_twice_are_refused() -> None:
     assert rules.module_rows(config, shapes)[fused].shape == (3, 28, 24)
     with pytest.raises(FamilyError, match=f"7 tensors are `{fused}`"):
         rules.module_rows(config, shapes | {fused: (3, 28, 24)})
+
+
+def test_experts_with_a_number_left_out_are_not_moved_up() -> None:
+    config, shapes = _expert_file()
+    moved = {name.replace(".experts.1.", ".experts.3."): shape for name, shape in shapes.items()}
+    with pytest.raises(FamilyError, match=r"numbers 0, 2, 3, expected 0 to 2"):
+        rules.module_rows(config, moved)

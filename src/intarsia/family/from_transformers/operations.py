@@ -51,6 +51,18 @@ def one(name: str, held: Sequence[Layout]) -> Layout:
     return held[0]
 
 
+def in_turn(name: str, held: list[Layout]) -> list[Layout]:
+    """Tensors of a list of modules, whose numbers are all from 0 on: others would take the place of one left out."""
+    words = zip(*[x.tensors[0].split(".") for x in held], strict=False)
+    for numbers in (each for each in words if len({*each}) > 1):
+        if numbers != (*map(str, range(len(held))),):
+            raise FamilyError(
+                f"`{name}` is made of tensors with the numbers {few(numbers, 4)}, expected 0 to {len(held) - 1}",
+                tensors=(name,),
+            )
+    return held
+
+
 def _chunk(op: Any, task: Task) -> Parts:
     targets = task.targets
     count = getattr(op, "num_shards_attribute", None)
@@ -76,7 +88,7 @@ def _concatenate(op: Any, task: Task) -> Parts:
 def _merge(op: Any, task: Task) -> Parts:
     alone = len(task.parts) == 1
     return {
-        task.targets[0] if alone else pattern: [stack(held, op.dim)]
+        task.targets[0] if alone else pattern: [stack(in_turn(task.name, held), op.dim)]
         for pattern, held in task.parts.items()
     }
 
@@ -156,7 +168,7 @@ def _fuse_two_towers(op: Any, task: Task) -> Parts:
                 f" each of {', '.join(out)}",
                 tensors=(task.name,),
             )
-        each = len(held) // len(out)
+        each, held = len(held) // len(out), in_turn(task.name, held)
         for k, stacks in enumerate(out.values()):
             stacks.append(stack(held[k * each : (k + 1) * each], op.stack_dim))
     return {target: [concat(stacks, op.concat_dim)] for target, stacks in out.items()}
