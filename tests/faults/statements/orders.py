@@ -228,7 +228,9 @@ def _grouped(name: str, title: str, sides: Sides, order: Callable[[list[int]], I
     rows[fused] = fused[order([len(p) for p in parts])]
     start = sum(len(sides.a[n].bits) for n in names[: names.index(name)])
     mine = rows[start : start + len(sides.a[name].bits)]
-    held = np.concatenate([sides.a[n].bits.reshape(len(sides.a[n].bits), -1) for n in names])
+    # Parts of unlike types are read as numbers of the type that the tensor has.
+    each = [sides.a[n].to(sides.a[name].dtype).bits for n in names]
+    held = np.concatenate([bits.reshape(len(bits), -1) for bits in each])
     yield held[mine].reshape(sides.a[name].shape)
 
 
