@@ -5,17 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from peft import (
+    LoraConfig,
+    PromptTuningConfig,
+    get_peft_model,
+    get_peft_model_state_dict,
+)
 from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from transformers import Qwen3MoeForCausalLM
 
 import intarsia
 from intarsia.errors import CoverageError, UsageError
-from tests.checkpoints import assert_same, read_dcp
+from tests.checkpoints import assert_same, read_dcp, write_dcp
 from tests.distributed.small_model import Small, optimizer_of, step
 from tests.journeys.parallelized_training import CONFIG as EXPERTS
 from tests.journeys.training import small
@@ -209,3 +215,24 @@ def test_a_wrapper_around_a_layer_with_an_adapter_leaves_its_name(tmp_path: Path
     inner.head = torch.nn.DataParallel(inner.head)
     intarsia.save(tmp_path / "wrapped", model)
     assert set(intarsia.open(tmp_path / "wrapped")) == set(intarsia.open(tmp_path / "plain"))
+
+
+def test_an_adapter_alone_names_what_loads_it_whatever_wrote_it(tmp_path: Path) -> None:
+    def model(seed: int) -> Any:
+        torch.manual_seed(seed)
+        settings = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+        return get_peft_model(small(seed), settings)
+
+    truth = model(1)
+    truth.save_pretrained(tmp_path / "pefts")
+    intarsia.convert(tmp_path / "pefts", tmp_path / "converted", to="dcp")
+    write_dcp(tmp_path / "torchs", get_peft_model_state_dict(truth))
+    factors = {n: x for n, x in truth.state_dict().items() if ".lora_" in n}
+    write_dcp(tmp_path / "inside", factors)
+    for name in ("pefts", "converted", "torchs", "inside"):
+        into = model(2)
+        with pytest.raises(CoverageError, match="PEFT adapter: load the model, and the") as refused:
+            intarsia.load(tmp_path / name, into=into)
+        *_, step = str(refused.value).partition("into=")
+        intarsia.load(tmp_path / name, into=eval(step, {"model": into, "peft": peft}))
+        assert_same({n: x for n, x in into.state_dict().items() if n in factors}, factors)

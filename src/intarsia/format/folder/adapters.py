@@ -27,6 +27,18 @@ def is_adapter(src: Manifest) -> bool:
     return CONFIG in sides and "config.json" not in sides
 
 
+def how_to_load(src: Manifest) -> str:
+    """What loads a checkpoint of an adapter alone, if it is one; the factors of one may have no word of PEFT's beside."""
+    found = [FACTOR.match(name) for name in src.stored if not is_state(name)]
+    if not is_adapter(src) and not (found and all(found)):
+        return ""
+    inside = any(f["adapter"] for f in found if f)
+    into = "{n: x for n, x in model.state_dict().items() if '.lora_' in n}"
+    own = "" if src.format != "hf" or inside else "with PEFT's own load_adapter(), or "
+    into = into if inside else "peft.get_peft_model_state_dict(model)"
+    return f"it is a PEFT adapter: load the model, and the adapter {own}into={into}"
+
+
 def refuse_adapter(src: Manifest, writer: Format) -> None:
     """Raise where an adapter is to become a whole model's checkpoint."""
     if writer.keeps_names or not is_adapter(src):

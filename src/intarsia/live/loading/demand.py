@@ -10,7 +10,7 @@ from typing import Any
 from intarsia.dtypes import is_lossless
 from intarsia.errors import CoverageError, LayoutError, UsageError, few
 from intarsia.family import Param, table_for
-from intarsia.format.folder.adapters import is_adapter
+from intarsia.format.folder.adapters import how_to_load
 from intarsia.layout import Layout
 from intarsia.live.loading.fill import Filling, prove
 from intarsia.live.loading.quantised import check_quantised
@@ -86,10 +86,7 @@ class Demand:
             raise CoverageError(
                 f"{len(missing)} of {len(tensors)} tensors of the model have no source in"
                 f" {manifest.path}: {few(missing, 4)}",
-                hint="it is a PEFT adapter: load the model, and the adapter with PEFT's own"
-                " load_adapter()"
-                if is_adapter(manifest)
-                else "the checkpoint is another model's, or incomplete",
+                hint=how_to_load(manifest) or "the checkpoint is another model's, or incomplete",
             )
         left = frozenset(missing)
         return Demand(manifest, tensors, found.rows, place, contents or Contents(), left)

@@ -14,6 +14,7 @@ from typing import Any
 
 from intarsia.errors import UsageError
 from intarsia.family import Param, Table, table_for
+from intarsia.format.folder.adapters import how_to_load
 from intarsia.format.naming.find_sections import explained
 from intarsia.format.naming.section import TOP, Section
 from intarsia.format.naming.wrappers import MODULE, bare, unwrapped
@@ -77,7 +78,7 @@ def manifest_for(path: Any, into: Any, config: Any = None, section: Any = None) 
     into = model_in(into)
     if config is None and (manifest.config is None or manifest.config_made):
         lent = config_of(into)
-        if lent is not None:
+        if lent is not None and not how_to_load(manifest):
             manifest = read_manifest(path, lent, section=section)
     return manifest
 
