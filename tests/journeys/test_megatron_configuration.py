@@ -276,6 +276,16 @@ def test_norms_over_all_heads_are_no_familys_that_arguments_tell(tmp_path: Path)
         intarsia.convert(tmp_path / "td", tmp_path / "back", to="hf")
 
 
+@pytest.mark.parametrize("family", ["olmoe", "qwen3_moe", "qwen3_next", "gemma3_text"])
+def test_norms_over_all_heads_are_said_to_need_a_model_that_megatron_core_does_not_build(
+    family: str, tmp_path: Path
+) -> None:
+    src = write_hf(tmp_path / "hf", weights(CASES[family]), CASES[family], 1)
+    for to in ("torch_dist", "fsdp_dtensor"):
+        found = [note for note in intarsia.plan(src, to=to).notes if "span all heads" in note]
+        assert len(found) == (family == "olmoe")
+
+
 @pytest.mark.parametrize("to", ["hf", "dcp", "fsdp_dtensor"])
 @pytest.mark.parametrize("middle", ["torch_dist", "fsdp_dtensor"])
 def test_a_model_is_equal_to_what_comes_back_from_megatron(

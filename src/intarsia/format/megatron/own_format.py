@@ -90,7 +90,8 @@ class MegatronFormat(Archives):
 
     def remarks(self, src: Manifest, request: Request) -> Iterator[str]:
         """What Megatron's arguments and counters cannot say of a source."""
-        if src.config is None or table_for(src.config) is None:
+        table = table_for(src.config)
+        if src.config is None or table is None:
             return
         unsaid = arguments_of_config(src.config).unsaid
         if unsaid:
@@ -108,6 +109,14 @@ class MegatronFormat(Archives):
                 "Megatron's arguments cannot express biases of"
                 f" {'attention' if out else 'the MLP'} alone: a model that is built from them loses these"
                 " or asks for others, so Megatron's model must be built for them"
+            )
+        normed = {x.size for n, x in src.logical.items() if n.endswith(".self_attn.q_norm.weight")}
+        heads, _, width = decoder.heads_of(table) if normed and not table.whole else (1, 1, 0)
+        if heads > 1 and heads * width in normed:
+            yield (
+                f"the norms of queries and keys span all heads, and Megatron-core's own span one ({width}"
+                " elements) and load no other: its model must be built with such attention, as"
+                " Megatron-Bridge's OLMoE is"
             )
         if src.config_doubts:
             yield (
