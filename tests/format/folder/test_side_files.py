@@ -6,10 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 import intarsia
 from attacks import sound
 from intarsia.errors import UnsafeError
+from intarsia.planning.inventory import Fate
+from tests.checkpoints import llama_config, model, write_dcp
 
 
 def cached(root: Path) -> Path:
@@ -62,3 +65,30 @@ def test_a_link_within_the_folder_is_its_own(tmp_path: Path) -> None:
     (src / "b.json").symlink_to("a.json")
     intarsia.convert(src, tmp_path / "out", to="dcp")
     assert (tmp_path / "out" / "b.json").read_text() == "{}"
+
+
+def test_a_header_is_read_only_where_what_it_describes_was_read(tmp_path: Path) -> None:
+    config = llama_config()
+    held = model(config)
+    groups = [{"params": [*held], "lr": 0.1}]
+    state = {name: {"exp_avg": torch.zeros(x.shape)} for name, x in held.items()}
+    write_dcp(tmp_path / "dcp", {"model": held, "optim": {"state": state, "param_groups": groups}})
+    src = tmp_path / "src"
+    intarsia.convert(tmp_path / "dcp", src, to="hf", config=config)
+    home = src / "optimizer"
+    (home / "old").mkdir()
+    stray = (".metadata", "other.safetensors.index.json", "old/entries.json", "old/.metadata")
+    for name in stray:
+        (home / name).write_text("{}")
+
+    def fates() -> dict[str, Fate]:
+        return {
+            x.name: x.fate for x in intarsia.open(src).manifest.inventory if x.kind != "section"
+        }
+
+    assert {fates()[f"optimizer/{name}"] for name in stray} == {Fate.LEFT_OUT}
+    assert fates()["optimizer/entries.json"] is fates()["optimizer/model.safetensors"] is Fate.READ
+    for name in ("model.safetensors", "other.safetensors.index.json"):
+        (home / name).unlink()
+    assert fates()["optimizer/entries.json"] is Fate.READ
+    assert "optimizer" not in fates()

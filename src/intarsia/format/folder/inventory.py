@@ -136,7 +136,8 @@ def with_header_metadata(manifest: Manifest, writer: Format) -> Manifest:
 def _read_names(manifest: Manifest, format: Format) -> set[str]:
     """The files that a checkpoint was read from, headers included."""
     held = (path.name for path in listed(named(manifest.path)))
-    return {*manifest.files, *filter(format.is_frame, held)}
+    entries = (entry.file for entry in manifest.entries.values())
+    return {*manifest.files, *entries, *filter(format.is_frame, held)}
 
 
 def _beside(item: Item) -> Item:
@@ -179,14 +180,23 @@ def _in_read_folder(root: PurePath, folder: PurePath, read: Collection[str]) -> 
     role = Role.OPTIMIZER if folder.name.startswith(OPTIMIZER) else Role.MODEL
     for path in everything_in(folder):
         name = str(PurePosixPath(path.relative_to(root)))
-        if name in read or path.name in _HEADERS or stem_of_index(path.name):
+        if name in read or _heads(name, read):
             yield Item("file", name, role, Fate.READ, nbytes=size_of(path))
         elif not is_folder(path):
             why = "beside the files that were read"
             yield Item("file", name, Role.UNKNOWN, Fate.LEFT_OUT, why, _size(path))
 
 
-_HEADERS = (".metadata", "entries.json")
+def _heads(name: str, read: Collection[str]) -> bool:
+    """Whether a file says what others hold that were read beside it."""
+    path = PurePosixPath(name)
+    stem = stem_of_index(path.name)
+    if stem is None and path.name != ".metadata":
+        return False
+    beside = [f.name for f in map(PurePosixPath, read) if f.parent == path.parent]
+    if stem is None:
+        return any(file.endswith(".distcp") for file in beside)
+    return stem in map(stem_of_file, beside)
 
 
 def _item(path: PurePath, present: Collection[str], read: Collection[str], *, trains: bool) -> Item:
