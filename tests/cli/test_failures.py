@@ -155,6 +155,19 @@ def test_an_interrupt_has_its_own_status(src: Path, tmp_path: Path, monkeypatch)
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_interrupt_while_a_class_is_made_is_no_other_error(src: Path, monkeypatch) -> None:
+    class Field:
+        def __set_name__(self, *_: object) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(
+        "intarsia.opened.inspection.read_manifest",
+        lambda *_, **__: type("Made", (), {"x": Field()}),
+    )
+    answer = intarsia("inspect", src)
+    assert (answer.status, answer.err) == (130, "intarsia: interrupted\n")
+
+
 def test_the_command_gives_its_status_to_the_shell(src: Path, tmp_path: Path) -> None:
     changed = model(CONFIG)
     changed["model.norm.weight"] = torch.zeros(20, dtype=torch.bfloat16)

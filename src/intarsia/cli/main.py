@@ -56,6 +56,8 @@ def _status_of(words: list[str]) -> int:
         )
         return _failed(failure, 2, error)
     except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11, where it makes a class
+            return _failed(StoppedError(stop_word()), stop_status())
         failure = IntarsiaError(
             f"{type(error).__name__}: {error}", hint="INTARSIA_DEBUG=1 shows where"
         )

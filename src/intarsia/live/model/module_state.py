@@ -176,10 +176,7 @@ class ModuleState:
             )
 
 
-_HINT = (
-    "load into the inner module, before it is wrapped or quantised; the model may already be"
-    " partly changed"
-)
+_HINT = "load into the inner module, before it is wrapped or quantised"
 
 
 def whole_state(module: Any, wrappers: Wrappers) -> AbstractContextManager[Any]:
