@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -15,8 +16,10 @@ import torch
 
 import intarsia
 from intarsia.errors import StoreError
+from intarsia.live import background
 from intarsia.live.background import Saving
-from tests.checkpoints import environment
+from intarsia.store.local.transaction import LocalTransaction
+from tests.checkpoints import environment, leftovers
 
 SLOW_DISK = """
 import time
@@ -31,6 +34,12 @@ SAVE = """
 import torch, intarsia
 intarsia.save("step-1", {"a": torch.arange(6.0), "b": torch.ones(3)}, background=True)
 """
+
+HELD = {"a": torch.arange(6.0), "b": torch.ones(3)}
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def script(folder: Path, *parts: str) -> subprocess.CompletedProcess[str]:
@@ -108,6 +117,54 @@ def test_a_signal_that_ends_training_lets_the_save_finish(tmp_path: Path) -> Non
     assert process.returncode == -signal.SIGTERM
     assert "finishing the save of step-1" in said
     assert saved(tmp_path)
+
+
+def test_an_interrupt_while_the_next_save_waits_loses_neither_the_save_nor_its_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process could not tell any more that it has to wait for it."""
+    saving = intarsia.save(tmp_path / "step-1", HELD, background=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Saving, "_join", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            intarsia.save(tmp_path / "step-2", HELD, background=True)
+    assert background._last is saving
+    background.finish_last()
+    assert saved(tmp_path)
+
+
+def test_an_interrupt_while_a_save_is_started_leaves_no_thread_that_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda self: (start(self), interrupted()))
+        with pytest.raises(KeyboardInterrupt):
+            intarsia.save(tmp_path / "step-1", HELD, background=True)
+    assert background._last is not None
+    background._last._thread.join(20)  # type: ignore[union-attr]
+    background.finish_last()
+    assert saved(tmp_path)
+
+
+@pytest.mark.parametrize("call", ["commit", "settle_down", "clear_up"])
+def test_an_interrupt_after_a_save_is_whole_is_not_kept_from_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    honest = getattr(LocalTransaction, call)
+
+    def late(*given: object) -> None:
+        honest(*given)
+        interrupted()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalTransaction, call, late)
+        with pytest.raises(KeyboardInterrupt):
+            intarsia.save(tmp_path / "step-1", HELD)
+    assert saved(tmp_path)
+    assert (tmp_path / "latest").read_text() == "step-1\n"
+    intarsia.save(tmp_path / "step-1", HELD, overwrite=True)  # nobody writes it any more
+    assert not leftovers(tmp_path)
 
 
 def test_type_and_shape_are_those_of_the_moment_of_the_call(tmp_path: Path) -> None:

@@ -86,9 +86,14 @@ class Saving:
                 self._error = error
 
         self._thread = threading.Thread(target=run, name="intarsia-save")
-        self._thread.start()
-        # A thread that worked at once would keep the interpreter from the training for its turn of 5 ms.
-        go.set()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the system has no thread to give
+            self._thread = None
+            raise
+        finally:
+            # A thread that worked at once would keep the interpreter from the training for its turn of 5 ms.
+            go.set()
 
 
 def save(
@@ -128,18 +133,19 @@ def save(
     _finish_before_the_end()
     saving = Saving(path)
     saving.pause_seconds = time.perf_counter() - started
-    saving._start(lambda: _write_aside(path, what, aside, options))
     global _last
-    _last = saving
+    _last = saving  # known before it begins: an interrupt cannot hide it
+    saving._start(lambda: _write_aside(path, what, aside, options))
     return saving
 
 
 def finish_last() -> None:
     """Wait for the save that is under way; raise what went wrong, if it was not raised yet."""
     global _last
-    before, _last = _last, None
+    before = _last
     if before is not None:
         before._join()
+        _last = None
         if before.failure is not None:
             before.wait()
 

@@ -95,6 +95,9 @@ def write(
     except BaseException:
         staging.abandon()
         raise
+    if staging.interrupt is not None:
+        staging.interrupt.add_note(f"{staging.destination} is complete and in its place")
+        raise staging.interrupt
     return Saved(
         str(path),
         task.file_bytes,
@@ -174,5 +177,6 @@ def _close(staging: Staging, arrangement: Arrangement, config: Mapping[str, Any]
         staging.write_small("config.json", text.encode())
     for file, data in arrangement.closing.items():
         staging.write_small(file, data)
-    for note in staging.commit():
+    notes = staging.commit()
+    for note in notes if staging.interrupt is None else ():
         warnings.warn(f"{staging.destination}: {note}", stacklevel=2)

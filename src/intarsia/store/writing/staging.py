@@ -61,6 +61,8 @@ class Staging:
         self.option = option
         self.old: Contents | None = None
         self.number: int | None = None
+        self.interrupt: KeyboardInterrupt | None = None
+        """One that came when the files were in their place."""
 
     @property
     def owned(self) -> bool:
@@ -231,12 +233,15 @@ class Staging:
         try:
             with errors_naming(self.destination):
                 self.transaction.commit(self.old)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             if not self.committed:
                 raise
+            self.interrupt = stop
         try:
             return self.settle_down()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
+            self.interrupt = stop
+            self.abandon(keep=True)
             return ["interrupted after it was complete: --resume removes the leftovers beside it"]
 
     def settle_down(self) -> list[str]:
