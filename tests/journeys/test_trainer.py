@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 import torch
@@ -109,6 +110,66 @@ def test_every_file_of_the_folder_is_in_the_report(
     text = cli("plan", src, "--to", "dcp").out
     assert "extra.pt" in text
     assert "extra.pt" in cli("inspect", src).out
+
+
+@pytest.mark.parametrize(
+    ("lost", "beside"), [("optimizer.pt", "scheduler.pt"), ("scheduler.pt", "optimizer.pt")]
+)
+def test_half_of_the_state_is_a_fault_as_trainer_takes_none_then(
+    run: tuple[Path, list[float]], tmp_path: Path, lost: str, beside: str
+) -> None:
+    output, losses = run
+    folder = tmp_path / "checkpoint-4"
+    shutil.copytree(output / "checkpoint-4", folder)
+    (folder / lost).unlink()
+    assert train(tmp_path / "on", resume=folder) != losses, "Trainer goes on, and says nothing"
+    (fault,) = intarsia.verify(folder).faults
+    assert fault.kind == "state-missing"
+    assert fault.text.startswith(f"{beside} and trainer_state.json are there, and no ")
+    report = intarsia.convert(folder, tmp_path / "out", to="hf")
+    assert not {*STATE} & {path.name for path in (tmp_path / "out").iterdir()}
+    assert "training state is left out" in "".join(report.notes)
+    compared = intarsia.verify(output / "checkpoint-4", folder)
+    assert [x.name for x in compared.beside if x.counts] == [lost]
+    assert not compared
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"])  # fmt: skip
+def test_files_of_a_trainer_are_checked_and_compared(
+    run: tuple[Path, list[float]], tmp_path: Path, name: str
+) -> None:
+    whole, folder = run[0] / "checkpoint-4", tmp_path / "checkpoint-4"
+    shutil.copytree(whole, folder)
+    assert intarsia.verify(folder)
+    assert intarsia.verify(whole, folder)
+    data = (folder / name).read_bytes()
+    for damaged in (data[: len(data) // 2], b"", b"?" + data[1:]):
+        (folder / name).write_bytes(damaged)
+        (fault,) = intarsia.verify(folder).faults
+        assert (fault.kind, fault.files) == ("entry-damaged", (name,))
+        assert [x.name for x in intarsia.verify(whole, folder).beside if x.counts] == [name]
+    if name != "trainer_state.json":
+        with ZipFile(whole / name) as archive:
+            at = data.index(archive.read(archive.namelist()[0])) + 5
+        (folder / name).write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
+        assert "has CRC-32" in intarsia.verify(folder).faults[0].text
+
+
+def test_the_state_of_another_step_is_told_by_its_folder_and_by_the_other_side(
+    run: tuple[Path, list[float]], tmp_path: Path
+) -> None:
+    whole, folder = run[0] / "checkpoint-4", tmp_path / "checkpoint-4"
+    shutil.copytree(whole, folder)
+    state = folder / "trainer_state.json"
+    state.write_text(state.read_text().replace('"log_history": [', '"log_history": [ '))
+    assert intarsia.verify(whole, folder), "what a run logged is not where it is"
+    shutil.copy(run[0] / "checkpoint-2" / state.name, state)
+    (fault,) = intarsia.verify(folder).faults
+    assert fault.text == "trainer_state.json is of step 2, its folder of step 4"
+    assert not intarsia.verify(whole, folder)
+    for file in STATE:
+        (folder / file).unlink()
+    assert intarsia.verify(whole, folder), "weights alone have nothing to hold against a run"
 
 
 @pytest.mark.parametrize("command", ["open", "plan", "verify", "load", "inspect"])

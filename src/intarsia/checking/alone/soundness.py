@@ -10,6 +10,7 @@ from intarsia.checking.alone.entries import contradicting_entries, damaged_entri
 from intarsia.checking.alone.headers import NO_FAMILY, read_headers
 from intarsia.checking.alone.state import misshapen_state, missing_state
 from intarsia.checking.alone.structure import left_out, structure_faults
+from intarsia.checking.alone.trainer_files import trainer_file_faults
 from intarsia.checking.alone.training import notes_on_steps, rounded_masters, steps_that_disagree
 from intarsia.checking.alone.unfinished import fault_of, unfinished
 from intarsia.checking.alone.unmapped import notes_on_ends, unmapped_faults
@@ -154,6 +155,7 @@ def _examined(
     faults += damaged_entries(manifest, headers.files)
     faults += unmapped_faults(manifest, budget)
     faults += contradicting_entries(manifest)
+    faults += trainer_file_faults(manifest, budget)
     home = where if is_folder(where) else where.parent
     faults += map(fault_of, misleading(home, manifest.format))
     known |= {

@@ -5,8 +5,10 @@ Each is equal, different, on one side only, or not compared, and it is said whic
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from pathlib import PurePath
 from typing import Any
 
 from intarsia.checking.pair.quantised_differently import differing_schemes
@@ -19,6 +21,7 @@ from intarsia.format.folder.run_objects import (
     plain_object,
     run_objects,
 )
+from intarsia.format.folder.trainer_files import STEPS, is_run_state
 from intarsia.format.optimizer_state.parameter_groups import unplain_settings
 from intarsia.format.registry import format_named
 from intarsia.format.torch_file.plain import DROPPED, whole
@@ -29,7 +32,7 @@ from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
 from intarsia.state.names import TORCH_GROUPS, state_among
 from intarsia.store.address import named
-from intarsia.store.reading.folder import read_file
+from intarsia.store.reading.folder import Folder, read_file
 
 EQUAL, DIFFERENT, NOT_COMPARED = "equal", "different", "not compared"
 ONLY = {"A": "only in A", "B": "only in B"}
@@ -66,7 +69,7 @@ def compare_non_tensors(a: Manifest, b: Manifest, budget: Budget) -> tuple[NonTe
         *_objects(a, b, budget),
         *([said] if schemes else ()),
         *_configurations(a, b),
-        *_files(a, b),
+        *_files(a, b, budget.window_bytes),
     )
 
 
@@ -211,14 +214,40 @@ def _configurations(a: Manifest, b: Manifest) -> Iterator[NonTensor]:
         yield NonTensor("configuration", f"{where}: {key}", DIFFERENT, text)
 
 
-def _files(a: Manifest, b: Manifest) -> Iterator[NonTensor]:
+def _files(a: Manifest, b: Manifest, window_bytes: int) -> Iterator[NonTensor]:
     one, other = ({s.name: s.path for s in m.sides if s.name != "config.json"} for m in (a, b))
+    # Weights alone have nothing to hold against the state of a run.
+    both = all(any(map(is_run_state, side)) for side in (one, other))
     for name in sorted({*one, *other}):
+        counts = both and is_run_state(name)
         if name not in one or name not in other:
-            yield NonTensor("file", name, ONLY["A" if name in one else "B"])
+            yield NonTensor("file", name, ONLY["A" if name in one else "B"], counts=counts)
             continue
-        same = read_file(named(one[name])) == read_file(named(other[name]))
-        yield NonTensor("file", name, EQUAL if same else DIFFERENT)
+        paths = named(one[name]), named(other[name])
+        if _same_bytes(*paths, window_bytes):
+            yield NonTensor("file", name, EQUAL)
+        else:
+            counts = counts and (name != STEPS or not _same_place(*paths))
+            yield NonTensor("file", name, DIFFERENT, counts=counts)
+
+
+def _same_bytes(x: PurePath, y: PurePath, window_bytes: int) -> bool:
+    with Folder(x.parent) as one, Folder(y.parent) as other:
+        size = one.size(x.name)
+        return other.size(y.name) == size and all(
+            one.read(x.name, at, n) == other.read(y.name, at, n)
+            for at in range(0, size, window_bytes)
+            for n in [min(window_bytes, size - at)]
+        )
+
+
+def _same_place(x: PurePath, y: PurePath) -> bool:
+    """Whether two files of Trainer's say the same of how far a run is; the rest is its log."""
+    try:
+        one, other = (json.loads(read_file(path)) for path in (x, y))
+        return all(one[key] == other[key] for key in ("global_step", "epoch"))
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def _alike(x: Any, y: Any) -> bool:

@@ -1,0 +1,71 @@
+"""Files in which a trainer keeps its state beside a model: damaged, of another step, or without their other half."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+from intarsia.checking.fault import Fault
+from intarsia.errors import FormatError
+from intarsia.format.folder.inventory import is_training
+from intarsia.format.folder.trainer_files import STEPS, lost_half
+from intarsia.format.torch_file.zip_directory import directory
+from intarsia.planning.manifest import Manifest
+from intarsia.run.budget import Budget
+from intarsia.run.sums.checksum import crc32
+from intarsia.state.names import state_among
+from intarsia.store.address import named
+from intarsia.store.reading.folder import Folder
+from intarsia.store.reading.lookup import is_folder
+
+_FOLDER = re.compile(r"checkpoint-(\d+)")
+
+
+def trainer_file_faults(manifest: Manifest, budget: Budget) -> Iterator[Fault]:
+    """What is wrong with the files of a trainer in the folder of a checkpoint."""
+    root = named(manifest.path)
+    held = [item.name for item in manifest.inventory if is_training(item)]
+    if not held or not is_folder(root):
+        return
+    with Folder(root) as folder:
+        for name in held:
+            if wrong := _wrong(folder, name, budget.window_bytes):
+                text = f"{name} is damaged: {wrong}"
+                yield Fault("entry-damaged", (), name, text, files=(name,))
+            elif name == STEPS and (found := _FOLDER.fullmatch(root.name)):
+                said = json.loads(folder.read(name, 0, folder.size(name)))
+                step = said.get("global_step") if isinstance(said, dict) else None
+                if type(step) is int and step != int(found[1]):
+                    text = f"{name} is of step {step:,}, its folder of step {int(found[1]):,}"
+                    yield Fault("steps-disagree", (), name, text, files=(name,))
+    if lost := lost_half(manifest.inventory, bool(state_among(manifest.logical))):
+        text = f"{lost}: Trainer goes on at that step with moments that begin anew"
+        yield Fault("state-missing", (), root.name, text)
+
+
+def _wrong(folder: Folder, name: str, window_bytes: int) -> str:
+    """What shows a file to be none that a trainer wrote; nothing of a pickle is run."""
+    size = folder.size(name)
+    if not size:
+        return "it is empty"
+    if name.endswith(".json"):
+        try:
+            json.loads(folder.read(name, 0, size))
+        except ValueError:
+            return "it is no JSON"
+        return ""
+    head = folder.read(name, 0, min(size, 2))
+    if head != b"PK":
+        return "" if head.startswith(b"\x80") else "it begins neither as an archive nor as a pickle"
+    try:
+        members = directory(lambda at, n: folder.read(name, at, n), size, name)
+    except FormatError as error:
+        return str(error).partition(" - at ")[0]
+    for member, (start, size_, recorded, *_) in members.items():
+        found, length = 0, size_ or 0
+        for at in range(0, length, window_bytes):
+            found = crc32(folder.read(name, start + at, min(window_bytes, length - at)), found)
+        if recorded and found != recorded:
+            return f"{member} has CRC-32 {found:08x}, recorded {recorded:08x}"
+    return ""
