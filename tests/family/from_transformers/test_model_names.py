@@ -49,6 +49,12 @@ def test_what_a_model_saves_is_all_found(config: dict[str, Any]) -> None:
         assert judged(config, names) == ([], [], [])
 
 
+def test_a_class_of_another_type_is_not_asked_for_its_names() -> None:
+    # Transformers saves ShieldGemma2 as a Gemma3, whose names are others, and loads it by its type.
+    with pytest.raises(FamilyError, match="BertForMaskedLM, which is no class for 'electra'"):
+        ModelNames.of(BERT | {"model_type": "electra"}, ())
+
+
 def test_names_of_old_and_buffers_of_old_are_no_fault() -> None:
     old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
     names = names_of(BERT)

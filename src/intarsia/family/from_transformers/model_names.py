@@ -45,6 +45,9 @@ class ModelNames:
         names = ModelNames(Skeleton.of(config), bool(kinds))
         if kinds and names.model.kind not in kinds:
             raise FamilyError(f"Transformers has no class {kinds[0]}")
+        if not names.model.fits_type:
+            kind, model_type = names.model.kind, config.get("model_type")
+            raise FamilyError(f"config.json names {kind}, which is no class for {model_type!r}")
         if not kinds and not names.taken(stored):
             with suppress(FamilyError):
                 inner = ModelNames(Skeleton.of(config, base=True), certain=False)

@@ -34,6 +34,8 @@ class Skeleton:
     rules: list[Any]
     saving: list[Any]
     loading: Any
+    fits_type: bool
+    """Whether its class is one for the configuration's model_type, as Transformers' own choice would be."""
 
     @staticmethod
     def of(config: Config, *, base: bool = False) -> Skeleton:
@@ -79,6 +81,7 @@ class Skeleton:
             conversion_mapping.get_model_conversion_mapping(model),
             conversion_mapping.get_model_conversion_mapping(model, add_legacy=False),
             core_model_loading,
+            isinstance(whole, kind.config_class or ()),
         )
 
 
