@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError
 from intarsia.format.registry import names_of
-from intarsia.planning.window import windows
+from intarsia.opened.equal import equal
 from intarsia.state.names import is_state
 
 
@@ -20,18 +18,6 @@ def check_equal(checkpoint: Checkpoint, groups: Iterable[Sequence[str]], window_
             if not equal(checkpoint, first, name, window_bytes):
                 numbers = is_state(name) and not checkpoint.manifest.logical[name].shape
                 raise _numbers(first, name) if numbers else _tied(first, name)
-
-
-def equal(checkpoint: Checkpoint, a: str, b: str, window_bytes: int) -> bool:
-    """Whether two tensors of one checkpoint have the same type, shape and bits."""
-    left, right = (checkpoint.manifest.logical[name] for name in (a, b))
-    if (left.shape, left.dtype) != (right.shape, right.dtype):
-        return False
-    x, y = (checkpoint.prover.tensor(name) for name in (a, b))
-    return all(
-        np.array_equal(checkpoint.read_box(x, box), checkpoint.read_box(y, box))
-        for box in windows(left.shape, left.dtype.itemsize, max(1, window_bytes // 2))
-    )
 
 
 def _tied(first: str, name: str) -> CoverageError:

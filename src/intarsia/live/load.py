@@ -150,7 +150,7 @@ def load(
         kept = kept_of(demand.contents, values, left, demand.adapters)
         if strict:
             check_kept(kept, manifest.path)
-        settled = settle(demand, shared.values, strict=strict)
+        settled = settle(demand, shared.values, budget.window_bytes, strict=strict)
         tied = _tied(into, manifest)
         settled = with_one_source(settled, manifest, tied, budget, strict=strict)
         check_rounded(manifest, settled.precise, budget, hint=_STALE)

@@ -50,6 +50,25 @@ def test_a_head_of_its_own_does_not_go_into_a_tied_model(config: Any, tmp_path: 
     assert torch.equal(into.lm_head.weight, tensors[EMBEDDING])
 
 
+def test_a_tied_tensor_that_the_model_does_not_take_is_left_out_only_where_it_is_equal(
+    tmp_path: Path,
+) -> None:
+    tensors = model(UNTIED)
+    source = write_hf(tmp_path / "hf", tensors, TIED)
+    equal = write_hf(tmp_path / "equal", tensors | {HEAD: tensors[EMBEDDING].clone()}, TIED)
+    whole = tied_model()
+    parameters = dict(whole.named_parameters())
+    assert HEAD not in parameters
+    for into in (parameters, whole.model):
+        with pytest.raises(CoverageError, match=f"1 tensors of .* are not in the model: {HEAD}"):
+            intarsia.load(source, into=into)
+        assert intarsia.load(source, into=into, strict=False).unused == [HEAD]
+        assert intarsia.load(equal, into=into).unused == []
+    head = {HEAD: torch.zeros_like(tensors[HEAD])}
+    with pytest.raises(CoverageError, match=f"are not in the model: .*{EMBEDDING}"):
+        intarsia.load(source, into=head)
+
+
 def test_the_head_of_a_t5_that_is_always_tied_goes_where_the_hint_says(tmp_path: Path) -> None:
     """Transformers ties every new T5, whatever its configuration says, and loads an untied one as it is."""
     from transformers import T5Config, T5ForConditionalGeneration

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from intarsia.checkpoint import Checkpoint
 from intarsia.dtypes import is_lossless
 from intarsia.errors import CoverageError, LayoutError, UsageError, few
 from intarsia.family import Param, table_for
@@ -29,6 +30,7 @@ from intarsia.live.model.holding import (
 )
 from intarsia.live.model.names import Rows, find_rows
 from intarsia.mesh import Box, Mesh
+from intarsia.opened.equal import equal
 from intarsia.planning.manifest import Manifest
 from intarsia.planning.whole_tensor import types_of
 from intarsia.state.names import MASTER, is_state, kind_of, master_of, parameter_of
@@ -112,9 +114,6 @@ class Demand:
                 disputed.add(name)
                 if not fits(row.layout, tensor, literal=True):
                     unfit.add(name)
-        for name, to in self._tied.items():
-            if name in used or to in used:
-                used |= {name, to}
         logical = self.manifest.logical
         # A tensor without elements has nothing that could be left out.
         left = {n for n in logical.keys() - used if not is_state(n) and logical[n].size}
@@ -126,6 +125,16 @@ class Demand:
             frozenset(left - self._prediction_layers),
             copies=copies,
         )
+
+    def equal_twins(self, unused: frozenset[str], window_bytes: int) -> frozenset[str]:
+        """Those of the tensors that no rank takes in whose place an equal one is taken, which they are tied to."""
+        taken = self.manifest.logical.keys() - unused - self._prediction_layers
+        both = [*self._tied.items(), *((to, name) for name, to in self._tied.items())]
+        pairs = [(one, other) for one, other in both if one in unused and other in taken]
+        if not pairs:
+            return frozenset()
+        with Checkpoint(self.manifest) as checkpoint:
+            return frozenset(a for a, b in pairs if equal(checkpoint, a, b, window_bytes))
 
     def without_prediction_layers(self, names: frozenset[str]) -> frozenset[str]:
         """Parameters that the model could have: none that its module leaves out or holds under the name of a tied tensor."""
@@ -237,7 +246,7 @@ class Settled:
         return [each.holding for each in self.fillings]
 
 
-def settle(demand: Demand, doubts: Sequence[Doubts], *, strict: bool) -> Settled:
+def settle(demand: Demand, doubts: Sequence[Doubts], window_bytes: int, *, strict: bool) -> Settled:
     """Decide what the ranks have to agree on, from what all of them reported."""
     unfit = frozenset[str]().union(*(d.unfit for d in doubts))
     if unfit:
@@ -248,7 +257,8 @@ def settle(demand: Demand, doubts: Sequence[Doubts], *, strict: bool) -> Settled
             f"the placements of `{name}` do not give the shape of the memory that some rank has{here}",
             hint="give `shape=` and `stride=` to `DTensor.from_local`, the same on all ranks",
         )
-    unused = sorted(frozenset.intersection(*(d.unused for d in doubts)))
+    left = frozenset.intersection(*(d.unused for d in doubts))
+    unused = sorted(left - demand.equal_twins(left, window_bytes))
     if unused and strict:
         raise CoverageError(
             f"{len(unused)} tensors of {demand.manifest.path} are not in the model:"
