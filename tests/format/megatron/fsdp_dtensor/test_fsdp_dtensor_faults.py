@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 import intarsia
 from intarsia.checkpoint import Checkpoint
@@ -355,6 +356,10 @@ def test_steps_that_only_the_groups_count_are_every_parameters(step: Any, tmp_pa
     assert intarsia.verify(path, tmp_path / "fsdp", config=SPARSE)
     to_fsdp(path, tmp_path / "again", config=SPARSE)
     assert_same(logical_tensors(tmp_path / "again"), expected(tmp_path))
+    (again,) = (tmp_path / "again").glob("iter_*")
+    described = dcp.FileSystemReader(again).read_metadata().state_dict_metadata
+    kinds = {type(x).__name__ for name, x in described.items() if name in steps}
+    assert kinds == {"TensorStorageMetadata" if isinstance(step, torch.Tensor) else "BytesStorageMetadata"}  # fmt: skip
     stale = saved(
         tmp_path / "stale", kept, **steps | {f"{meta}{FC1.replace('.0.', '.1.')}.step": 8}
     )

@@ -19,7 +19,7 @@ from intarsia.format.megatron.common import arguments_of
 from intarsia.format.megatron.frame import COUNTERS, SCHEDULER
 from intarsia.format.megatron.fsdp_dtensor.keys import group_of, section_of
 from intarsia.format.megatron.optimizer.groups import counters, grouped
-from intarsia.format.optimizer_state.parameter_groups import Groups
+from intarsia.format.optimizer_state.parameter_groups import PARAMETERS_GROUP, Groups
 from intarsia.format.torch_file.plain import number_in, plain
 from intarsia.format.torch_file.torch_zip import Payload, read_object, read_payload
 from intarsia.planning.manifest import Entry, Logical, Stored
@@ -77,8 +77,8 @@ def values_of(entries: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def tensor_in(name: str, data: bytes) -> Payload | None:
-    """The tensor that an entry is; only random states and counters are carried as such."""
-    if not name.startswith(("rng_state.", "optimizer.state.")):
+    """The tensor that an entry is; only random states, counters and settings are carried as such."""
+    if not name.startswith(("rng_state.", "optimizer.state.", PARAMETERS_GROUP)):
         return None
     try:
         return read_payload(lambda start, size: data[start : start + size], len(data), name)

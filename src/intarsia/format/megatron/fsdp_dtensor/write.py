@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from math import gcd
 
 from intarsia.dtypes import DType
@@ -243,9 +244,10 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
     files = Files(options.mesh.size, folder)
     slots, tensors = place_all(files, cut_by(options.mesh, targets))
     objects: dict[str, Entry] = {}
+    in_group = cache(partial(tensor_in, GROUP))  # settings repeat for every parameter
     for name, data in entries.items():
         record = files.append(name, data)
-        held = tensor_in(name, data)
+        held = in_group(data) if name.startswith(GROUP) else tensor_in(name, data)
         if held is None:
             objects[name] = record
             continue
