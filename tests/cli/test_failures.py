@@ -114,6 +114,24 @@ def test_an_error_goes_to_json_too(tmp_path: Path) -> None:
     assert "does not exist" in answer.err
 
 
+def test_paths_that_lead_nowhere_and_places_that_are_taken_are_told_as_such(
+    src: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    assert "is a link that leads to nothing" in intarsia("inspect", tmp_path / "a").err
+    (tmp_path / "file").write_text("x")
+    for words in (
+        ("convert", src, tmp_path / "file" / "out", "--to", "dcp"),
+        ("demo", "--folder", tmp_path / "file" / "out"),
+        ("demo", "--folder", tmp_path),
+    ):
+        answer = intarsia(*words)
+        assert answer.status == 2
+        assert "is there already, or a part of the path is no folder" in answer.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "file"]
+
+
 def test_what_to_do_next_stands_apart_in_json(tmp_path: Path) -> None:
     document = intarsia("inspect", tmp_path, "--json").json
     assert document["hint"]

@@ -37,6 +37,7 @@ from intarsia.store.reading.lookup import (
     given,
     is_file,
     is_folder,
+    is_link,
     listed,
     stamp_of,
 )
@@ -90,7 +91,8 @@ def names_of(kind: Callable[[Format], bool], last: str = "or") -> str:
 def format_of(path: PurePath) -> Format:
     """The format of a checkpoint, found from its content."""
     if not exists(path):
-        raise FormatError(f"{path} does not exist")
+        lost = "is a link that leads to nothing" if is_link(path) else "does not exist"
+        raise FormatError(f"{path} {lost}")
     if any(part.endswith(PARTIAL) for part in absolute(path).parts):
         raise FormatError(
             f"{path} is a conversion that did not finish",

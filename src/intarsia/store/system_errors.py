@@ -10,6 +10,7 @@ from intarsia.errors import FormatError, LimitError, StoreError
 _LOST = (errno.EIO, errno.ESTALE)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_TAKEN = (errno.EEXIST, errno.ENOTDIR)
 _LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -43,6 +44,8 @@ class errors_naming:
             hint = "free some space or choose another destination; nothing was committed"
         elif error.errno in _FORBIDDEN:
             hint = "choose a destination that you may write to"
+        elif error.errno in _TAKEN:
+            hint = "something is there already, or a part of the path is no folder: choose another"
         raise StoreError(
             f"{self.path}: {error.strerror or error}",
             hint=hint,
