@@ -16,7 +16,6 @@ import torch
 
 import intarsia
 from intarsia.errors import StoreError
-from intarsia.live import background
 from intarsia.live.background import Saving
 from intarsia.store.local.transaction import LocalTransaction
 from tests.checkpoints import environment, leftovers
@@ -119,31 +118,52 @@ def test_a_signal_that_ends_training_lets_the_save_finish(tmp_path: Path) -> Non
     assert saved(tmp_path)
 
 
-def test_an_interrupt_while_the_next_save_waits_loses_neither_the_save_nor_its_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The process could not tell any more that it has to wait for it."""
-    saving = intarsia.save(tmp_path / "step-1", HELD, background=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(Saving, "_join", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            intarsia.save(tmp_path / "step-2", HELD, background=True)
-    assert background._last is saving
-    background.finish_last()
+def test_an_interrupt_while_a_save_is_waited_for_does_not_end_it(tmp_path: Path) -> None:
+    """Python 3.11 calls a thread dead after an interrupt of `join()`, and its process would not wait for it."""
+    wait = """
+    import os, signal, threading
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    intarsia.save("step-2", {"a": torch.arange(6.0)}, background=True)
+    """
+    done = script(tmp_path, SLOW_DISK, SAVE, wait)
+    assert done.returncode == -signal.SIGINT, done.stderr
+    assert not (tmp_path / "step-2").exists()
+    assert not leftovers(tmp_path)
+    assert saved(tmp_path)
+
+
+def test_a_process_that_is_forked_meanwhile_waits_for_no_save(tmp_path: Path) -> None:
+    fork = """
+    import multiprocessing
+    child = multiprocessing.get_context("fork").Process(target=int)
+    child.start()
+    child.join(20)
+    print(child.exitcode)
+    child.kill()
+    """
+    done = script(tmp_path, SLOW_DISK, SAVE, fork)
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
     assert saved(tmp_path)
 
 
 def test_an_interrupt_while_a_save_is_started_leaves_no_thread_that_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = threading.Thread.start
+    start, threads = threading.Thread.start, list[threading.Thread]()
+
+    def late(self: threading.Thread) -> None:
+        start(self)
+        threads.append(self)
+        interrupted()
+
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", lambda self: (start(self), interrupted()))
+        patch.setattr(threading.Thread, "start", late)
         with pytest.raises(KeyboardInterrupt):
             intarsia.save(tmp_path / "step-1", HELD, background=True)
-    assert background._last is not None
-    background._last._thread.join(20)  # type: ignore[union-attr]
-    background.finish_last()
+    threads[0].join(20)
+    assert not threads[0].is_alive()
+    assert not leftovers(tmp_path)
+    intarsia.save(tmp_path / "step-1", HELD, background=True).wait()  # type: ignore[union-attr]
     assert saved(tmp_path)
 
 

@@ -40,6 +40,9 @@ _last: Saving | None = None
 _groups: WeakKeyDictionary[Any, ReferenceType[Any]] = WeakKeyDictionary()
 """The group that stands aside each default group; torch alone keeps them, and so can end them."""
 
+PAUSE_SECONDS = 0.005
+"""How often one who waits for a save looks whether it has ended."""
+
 
 class Saving:
     """A save that goes on in the background; `wait` gives its result or raises its error."""
@@ -50,12 +53,13 @@ class Saving:
         self._result: Saved | None = None
         self._error: BaseException | None = None
         self._raised = False
-        self._thread: threading.Thread | None = None
+        self._ended = True
+        self._process = os.getpid()
 
     @property
     def done(self) -> bool:
-        """Whether it ended, well or not."""
-        return self._thread is None or not self._thread.is_alive()
+        """Whether it ended, well or not; a process that was forked meanwhile has no part in it."""
+        return self._ended or os.getpid() != self._process
 
     @property
     def failure(self) -> BaseException | None:
@@ -72,8 +76,9 @@ class Saving:
         return self._result
 
     def _join(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
+        # Python 3.11 calls a thread dead after an interrupt of `join()`; a handler of signals may wait inside of this.
+        while not self.done:
+            time.sleep(PAUSE_SECONDS)
 
     def _start(self, work: Callable[[], Saved]) -> None:
         go = threading.Event()
@@ -81,15 +86,18 @@ class Saving:
         def run() -> None:
             go.wait()
             try:
-                self._result = work()
+                if not self._ended:
+                    self._result = work()
             except BaseException as error:
                 self._error = error
+            finally:
+                self._ended = True
 
-        self._thread = threading.Thread(target=run, name="intarsia-save")
         try:
-            self._thread.start()
-        except RuntimeError:  # the system has no thread to give
-            self._thread = None
+            self._ended = False
+            threading.Thread(target=run, name="intarsia-save").start()
+        except BaseException:  # after an interrupt, there may be a thread all the same
+            self._ended = True
             raise
         finally:
             # A thread that worked at once would keep the interpreter from the training for its turn of 5 ms.
