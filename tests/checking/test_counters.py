@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,12 @@ import pytest
 import torch
 
 import intarsia
+from tests.checkpoints import read_hf, write_hf
 from tests.faults.sound import convert, trained, weights, write
+from tests.fixtures import fixture
+
+FSDP = fixture("megatron", "fd_moe_ep2_fsdp2")
+"""Megatron-FSDP's own, of experts and with the optimizer's state, at iteration 10."""
 
 
 @pytest.fixture
@@ -46,6 +52,35 @@ def test_an_iteration_in_another_s_folder_is_a_fault(megatron: Path) -> None:
     assert fault.kind == "steps-disagree"
     assert "iteration 400" in fault.text
     assert "iter_0000001" in fault.text
+
+
+def test_an_iteration_of_megatron_fsdp_in_another_s_folder_is_a_fault(tmp_path: Path) -> None:
+    config = FSDP / "hf_truth" / "config.json"
+    assert intarsia.verify(FSDP / "iter_0000010", config=config).sound
+    shutil.copytree(FSDP / "iter_0000010", tmp_path / "iter_0000020")
+    (fault,) = intarsia.verify(tmp_path / "iter_0000020", config=config).faults
+    assert fault.kind == "steps-disagree"
+    assert "iteration 10" in fault.text
+    assert "iter_0000020" in fault.text
+
+
+def test_an_expert_that_megatron_trained_is_never_steps_behind(tmp_path: Path) -> None:
+    """Its optimizer steps what no token reached, too; torch's leaves that out."""
+    intarsia.convert(
+        FSDP, tmp_path / "hf", to="hf", config=FSDP / "hf_truth" / "config.json", digests=False
+    )
+    assert intarsia.verify(tmp_path / "hf").sound
+    state = read_hf(tmp_path / "hf" / "optimizer")
+    late = [n for n in state if n.startswith("optimizer.step.") and ".experts.0." in n]
+    assert late
+    for name in late:
+        state[name] -= 1
+    write_hf(tmp_path / "hf" / "optimizer", state)
+    (fault,) = intarsia.verify(tmp_path / "hf").faults
+    assert fault.kind == "steps-disagree"
+    assert sorted(fault.tensors) == sorted(late)
+    (tmp_path / "hf" / "optimizer" / "entries.json").unlink()
+    assert intarsia.verify(tmp_path / "hf").sound
 
 
 def test_a_tracker_that_names_what_is_not_there_is_a_fault(megatron: Path) -> None:

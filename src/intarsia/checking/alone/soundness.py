@@ -149,7 +149,7 @@ def _examined(
         repeated = list(repeat_faults(weights, ties_for_sure(manifest), content))
     meant, repeated = made_by_copying(manifest.logical, repeated)
     faults += repeated
-    faults += steps_that_disagree(found)
+    faults += steps_that_disagree(found, manifest.entries)
     faults += rounded_masters(found)
     faults += masters_that_differ(manifest, found, budget, more)
     faults += damaged_entries(manifest, headers.files)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from intarsia.checking.fault import Fault
 from intarsia.checking.naming import place_of
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.errors import few
+from intarsia.format.optimizer_state.parameter_groups import has_megatron_groups
 from intarsia.state.names import MASTER, STEP, kind_of, master_of, parameter_of
 
 _FP16_LACKS, _BF16_LACKS = 0x1FFF, 0xFFFF
@@ -21,8 +22,11 @@ def _steps(found: Sequence[ItemStats]) -> dict[str, float]:
     return {n: v for n, v in values if v is not None and place_of(n).kind == STEP}
 
 
-def steps_that_disagree(found: Sequence[ItemStats]) -> Iterator[Fault]:
-    """Dense parameters at different steps; an expert may be behind, never ahead."""
+def steps_that_disagree(found: Sequence[ItemStats], entries: Iterable[str]) -> Iterator[Fault]:
+    """Dense parameters at different steps; an expert may be behind, never ahead.
+
+    Megatron, whose groups are among the `entries` then, steps an expert that no token reached, too.
+    """
     steps = _steps(found)
     late = _behind(steps).keys() | _never_stepped(found, steps)
     dense = {n: v for n, v in steps.items() if place_of(n).expert is None and n not in late}
@@ -30,7 +34,9 @@ def steps_that_disagree(found: Sequence[ItemStats]) -> Iterator[Fault]:
         return
     usual, _ = Counter(dense.values()).most_common(1)[0]
     wrong = [name for name, v in dense.items() if v != usual]
-    wrong += [n for n, v in steps.items() if n not in dense and n not in late and v > usual]
+    least = usual if has_megatron_groups(entries) else 0.0
+    experts = {n: v for n, v in steps.items() if n not in dense and n not in late}
+    wrong += [n for n, v in experts.items() if not least <= v <= usual]
     if wrong:
         text = f"{few(wrong)} at step {steps[wrong[0]]:g}, the others at {usual:g}"
         yield Fault("steps-disagree", tuple(wrong), f"{len(wrong)} of {len(steps)} steps", text)

@@ -11,36 +11,40 @@ from intarsia.errors import FormatError, IntarsiaError, few
 from intarsia.format.complaint import Complaint
 from intarsia.format.megatron.common import read_state
 from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT, TRACKER, tracked_folder
+from intarsia.format.torch_file.plain import number_in
 from intarsia.planning.manifest import Manifest
 from intarsia.store.reading.folder import Folder
 from intarsia.store.reading.lookup import is_folder, listed
 
+ITERATION = "iteration"
 _SHOWN = 4
 
 
 def misplaced_iteration(src: Manifest, folder: Folder) -> Iterator[Complaint]:
-    """Common states, in either of their homes, that are not of their folder's iteration."""
+    """Common states, in any of their homes, that are not of their folder's iteration."""
     home = PurePath(src.path).name
     named = re.fullmatch(r"iter_(\d+)", home)
-    for where, data in _common_states(src, folder) if named else ():
+    for where, name, data in _common_states(src, folder) if named else ():
         try:
             state = read_state(data, where)
         except FormatError:
             continue  # reported as a damaged entry
-        counted = state.get("iteration") if isinstance(state, dict) else None
+        counted = number_in(state.get(ITERATION) if isinstance(state, dict) else state)
         if named and type(counted) is int and counted != int(named[1]):
             text = f"the common state is of iteration {counted:,}, but its folder is {home}"
             error = FormatError(text, kind="steps-disagree")
-            yield Complaint(error, (where,), (COMMON_OBJECT,))
+            yield Complaint(error, (where,), (name,))
 
 
-def _common_states(src: Manifest, folder: Folder) -> Iterator[tuple[str, bytes]]:
-    entry = src.entries.get(COMMON_OBJECT)
+def _common_states(src: Manifest, folder: Folder) -> Iterator[tuple[str, str, bytes]]:
+    """File, entry and bytes of `torch_dist`'s whole common state, and of Megatron-FSDP's iteration."""
     with suppress(IntarsiaError):
         if folder.has(COMMON_FILE):
-            yield COMMON_FILE, folder.read_all(COMMON_FILE)
-        if entry is not None and entry.file != COMMON_FILE:
-            yield entry.file, folder.read_small(*entry.place)
+            yield COMMON_FILE, COMMON_OBJECT, folder.read_all(COMMON_FILE)
+        for name in (COMMON_OBJECT, ITERATION):
+            entry = src.entries.get(name)
+            if entry is not None and entry.file != COMMON_FILE:
+                yield entry.file, name, folder.read_small(*entry.place)
 
 
 def untracked(path: PurePath) -> Complaint | None:

@@ -17,7 +17,7 @@ from intarsia.format.megatron.configuration.config_to_arguments import arguments
 from intarsia.format.megatron.detection import BACKEND
 from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT, FRAME, TRACKER
 from intarsia.format.megatron.fsdp_dtensor.entries import arguments_in
-from intarsia.format.megatron.iteration import untracked
+from intarsia.format.megatron.iteration import ITERATION, misplaced_iteration, untracked
 from intarsia.format.megatron.optimizer.groups import STEPS
 from intarsia.format.request import Request
 from intarsia.format.torch_file.plain import plain
@@ -27,7 +27,7 @@ from intarsia.store.reading.folder import Folder
 
 ARGS = "args"
 _SAMPLES = ("consumed_train_samples", "consumed_valid_samples", "skipped_train_samples")
-_COUNTED = (COMMON_OBJECT, "iteration", TRAIN_STATE)
+_COUNTED = (COMMON_OBJECT, ITERATION, TRAIN_STATE)
 
 
 class MegatronFormat(Archives):
@@ -49,6 +49,9 @@ class MegatronFormat(Archives):
 
     def unfinished(self, path: PurePath) -> Complaint | None:
         return untracked(path)
+
+    def contradictions(self, src: Manifest, folder: Folder) -> Iterator[Complaint]:
+        return misplaced_iteration(src, folder)
 
     def check_model(self, src: Manifest, table: Table, request: Request) -> None:
         """Megatron's models have a head, where a bare model of Transformers has none."""

@@ -8,14 +8,14 @@ stored tensor to us, and so it is when written: the stack is made of names alone
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
 from intarsia.family import Param, Table
 from intarsia.format.base import Arrangement, Located, ReadEntries, WriteOptions, refuse_section
-from intarsia.format.complaint import Complain, Complaint, going_on, refuse
+from intarsia.format.complaint import Complain, going_on, refuse
 from intarsia.format.dcp.data_files import open_metadata
 from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.megatron.common import (
@@ -34,7 +34,6 @@ from intarsia.format.megatron.detection import (
     looks_like_megatron,
 )
 from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT
-from intarsia.format.megatron.iteration import misplaced_iteration
 from intarsia.format.megatron.keys import Key, torch_dist_rows
 from intarsia.format.megatron.optimizer.buffers import is_bucket
 from intarsia.format.megatron.optimizer.groups import (
@@ -148,9 +147,6 @@ class TorchDist(MegatronFormat):
 
     def has_gaps(self, name: str) -> bool:
         return is_bucket(name)
-
-    def contradictions(self, src: Manifest, folder: Folder) -> Iterator[Complaint]:
-        return misplaced_iteration(src, folder)
 
     def left_out(self, name: str) -> str:
         if kind_of(name) == STEP:
