@@ -190,6 +190,22 @@ def test_equal_codes_that_are_declared_otherwise_are_not_equal(
     )
 
 
+@pytest.mark.parametrize("scheme", [s for s in SCHEMES if s != "aqlm"])
+def test_a_configuration_that_says_nothing_of_quantised_weights_is_a_fault(
+    tmp_path: Path, scheme: str
+) -> None:
+    tensors, config = llama()
+    path = write_hf(tmp_path / "hf", SCHEMES[scheme][0](tensors), config)
+    (fault,) = intarsia.verify(path).faults
+    assert (fault.kind, fault.where) == ("config-contradicts", "config.json")
+    assert fault.text.startswith("14 weights are quantised")
+    intarsia.convert(path, tmp_path / "dcp", to="dcp")
+    (tmp_path / "dcp" / "config.json").unlink()
+    assert intarsia.verify(tmp_path / "dcp"), "no configuration contradicts nothing"
+    (path / "quantize_config.json").write_text("{}")
+    assert intarsia.verify(path), "older tools say it in a file of their own"
+
+
 def test_diff_needs_numbers_and_is_refused(tmp_path: Path) -> None:
     a, b = write_hf(tmp_path / "a", *quantised()), write_hf(tmp_path / "b", *llama())
     for pair in ((a, b), (b, a), (a, a)):

@@ -18,7 +18,12 @@ from intarsia.checking.content.masters import masters_that_differ, weights_with_
 from intarsia.checking.content.one_tensor import content_faults, notes_of
 from intarsia.checking.content.repeats import made_by_copying, repeat_faults
 from intarsia.checking.content.same_content import Content
-from intarsia.checking.content.scales import scale_faults, scale_faults_of_headers, weights_among
+from intarsia.checking.content.scales import (
+    scale_faults,
+    scale_faults_of_headers,
+    undeclared,
+    weights_among,
+)
 from intarsia.checking.digests.digest_faults import digest_faults, digests_in, object_faults
 from intarsia.checking.fault import Fault, gathered
 from intarsia.checking.pair.ties import ties_for_sure
@@ -155,6 +160,7 @@ def _examined(
     faults += damaged_entries(manifest, headers.files)
     faults += unmapped_faults(manifest, budget)
     faults += contradicting_entries(manifest)
+    faults += undeclared(manifest)
     faults += trainer_file_faults(manifest, budget)
     home = where if is_folder(where) else where.parent
     faults += map(fault_of, misleading(home, manifest.format))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from intarsia.checking.fault import Fault
 from intarsia.checking.survey.item_stats import ItemStats
@@ -28,6 +28,23 @@ def scale_faults_of_headers(manifest: Manifest) -> Iterator[Fault]:
             {c.file for n in names if n in manifest.stored for c in manifest.stored[n].chunks}
         )
         yield Fault(kind, names, few(files), like[0].text + more)
+
+
+def undeclared(manifest: Manifest) -> Iterator[Fault]:
+    """Quantised weights whose configuration says nothing of it, under any name and in no file beside it."""
+    quantised, config = manifest.quantised, manifest.config
+    if not config or manifest.config_made or not quantised.alike:
+        return
+    texts = (config.get("text_config"), config.get("llm_config"))
+    keys = {*config, *(k for text in texts if isinstance(text, Mapping) for k in text)}
+    said = [*keys, *(side.name for side in manifest.sides)]
+    if any(kind.first.scheme for kind in quantised.alike) or any("quant" in x for x in said):
+        return
+    text = (
+        f"{len(quantised.weights):,} weights are quantised ({quantised}), `{quantised.weights[0].main.name}`"
+        " among them, and the configuration does not say so: a loader takes codes for numbers, or makes new weights"
+    )
+    yield Fault("config-contradicts", (), "config.json", text)
 
 
 def scale_faults(found: Sequence[ItemStats], quantised: Quantised) -> Iterator[Fault]:
