@@ -13,7 +13,9 @@ from torch import nn
 
 import intarsia
 from intarsia import CoverageError, PrecisionError
+from intarsia.family import table_for
 from tests.checkpoints import llama_config, model, write_hf
+from tests.family.configs import DENSE, LATENT, ROUTED, of
 from tests.live.megatron_fsdp_cases import hf_with_optimizer
 
 UNTIED = llama_config(num_hidden_layers=1)
@@ -67,6 +69,19 @@ def test_a_tied_tensor_that_the_model_does_not_take_is_left_out_only_where_it_is
     head = {HEAD: torch.zeros_like(tensors[HEAD])}
     with pytest.raises(CoverageError, match=f"are not in the model: .*{EMBEDDING}"):
         intarsia.load(source, into=head)
+    assert EMBEDDING not in intarsia.load(equal, into=head, strict=False).unused
+
+
+def test_the_copy_of_a_prediction_layer_stands_for_no_embedding(tmp_path: Path) -> None:
+    config = of("deepseek_v3", DENSE, ROUTED, LATENT, num_nextn_predict_layers=1)
+    table = table_for(config)
+    assert table is not None
+    tensors = {name: torch.randn(shape) for name, shape in table.logical.items()}
+    tensors |= {name: tensors[to].clone() for name, to in table.tied.items()}
+    source = write_hf(tmp_path / "hf", tensors, config)
+    norm = {"model.norm.weight": torch.zeros_like(tensors["model.norm.weight"])}
+    unused = intarsia.load(source, into=norm, strict=False).unused
+    assert {EMBEDDING, HEAD} <= {*unused}
 
 
 def test_the_head_of_a_t5_that_is_always_tied_goes_where_the_hint_says(tmp_path: Path) -> None:
