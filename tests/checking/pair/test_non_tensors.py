@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,15 @@ def test_what_megatrons_common_state_says_of_a_mesh_is_no_difference(tmp_path: P
     found = intarsia.verify(tmp_path / "a", tmp_path / "b")
     assert found.equal
     assert not [x for x in found.beside if x.verdict == "different"]
+    (file,) = (tmp_path / "b").glob("iter_*/common.pt")
+    torch.serialization.add_safe_globals([Namespace])
+    common = torch.load(file, weights_only=True)
+    common["args"].attention_dropout = 0.25
+    torch.save(common, file)
+    found = intarsia.verify(tmp_path / "a", tmp_path / "b")
+    (said,) = (x for x in found.beside if x.verdict == "different")
+    assert said.name.endswith(".args.attention_dropout")
+    assert said.text.endswith("0.25 in B")
 
 
 def test_what_megatron_fsdp_says_of_groups_is_no_difference_where_settings_are_compared(

@@ -5,7 +5,7 @@ Entries are carried as they are through every format, so these may lie in any of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from intarsia.errors import IntarsiaError
@@ -13,6 +13,7 @@ from intarsia.format.megatron.frame import COMMON_OBJECT, COUNTERS, SCHEDULER
 from intarsia.format.optimizer_state.parameter_groups import PARAMETERS_GROUP
 from intarsia.format.torch_file.plain import DROPPED, plain
 from intarsia.format.torch_file.zip_directory import BROKEN_ZIP
+from intarsia.mesh import Mesh
 
 ARGUMENTS = "args"
 _RUN = ("iteration", SCHEDULER, "num_floating_point_operations_so_far")
@@ -51,6 +52,21 @@ def plain_object(name: str, data: bytes, take: Callable[[Any], Any] = plain) -> 
         value = (read_state if name == COMMON_OBJECT else read_object)(data, name)
         if name == ARGUMENTS:
             value = arguments_of({ARGUMENTS: value})
+        if name == COMMON_OBJECT and take is plain and isinstance(value, dict):
+            value = {k: v for k, v in value.items() if k != ARGUMENTS} | _named_arguments(value)
         return take(value)
     except (IntarsiaError, *BROKEN_ZIP):
         return DROPPED
+
+
+def _named_arguments(common: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments in Megatron's common state that do not say which ranks hold what, by their own names."""
+    from intarsia.format.megatron.common import arguments_of
+    from intarsia.format.megatron.configuration.written_arguments import (
+        OF_STAGES,
+        arguments_of_mesh,
+    )
+
+    of_mesh = {*arguments_of_mesh(Mesh()), *OF_STAGES, "data_parallel_size"}
+    held = arguments_of(common).items()
+    return {f"{ARGUMENTS}.{k}": v for k, v in held if k not in of_mesh}

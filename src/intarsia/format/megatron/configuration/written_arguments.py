@@ -62,11 +62,11 @@ def arguments_of_mesh(mesh: Mesh, old: Mapping[str, Any] | None = None) -> dict[
     if "data_parallel_size" in old:
         found["data_parallel_size"] = max(1, mesh.size // (mesh.tp * mesh.pp * mesh.cp))
     if old.get("pipeline_model_parallel_size") not in (None, mesh.pp):
-        found |= {name: None for name in _OF_STAGES if name in old}
+        found |= {name: None for name in OF_STAGES if name in old}
     return found
 
 
-_OF_STAGES = (
+OF_STAGES = (
     "virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage",
     "num_virtual_stages_per_pipeline_rank", "pipeline_model_parallel_layout",
     "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers",
