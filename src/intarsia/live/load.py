@@ -22,9 +22,9 @@ from intarsia.live.background import finish_last
 from intarsia.live.entries import extra_in
 from intarsia.live.loading.demand import Demand, Place, cast_names, settle
 from intarsia.live.loading.fill import Filling, fill, prove
-from intarsia.live.loading.kept import check_adapters, check_kept, kept_of
+from intarsia.live.loading.kept import check_adapters, check_handed, check_kept, kept_of
 from intarsia.live.loading.mapped import map_tensors
-from intarsia.live.loading.materialise import materialise
+from intarsia.live.loading.materialise import materialise, names_on_meta
 from intarsia.live.loading.optimizer import OptimizerFilling, rows_of_state
 from intarsia.live.loading.passing_buffers import computed_by
 from intarsia.live.loading.shared_memory import with_one_source
@@ -111,8 +111,11 @@ def load(
     check_alike(shared.values)
     with team.together() as shared:
         empty = [n for module in _modules(into) for n, x, _ in added(module) if x.is_meta]
+        on_meta = {id(module): names_on_meta(module) for module in _modules(into)}
         left = [name for module in _modules(into) for name in materialise(module, device)]
         contents = None if is_megatron(into) else Contents.of(into)
+        if contents is not None:
+            check_handed(contents, on_meta, manifest.path)
         if contents is None:
             refuse_optimizer(optimizer)
         else:

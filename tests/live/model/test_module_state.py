@@ -111,6 +111,14 @@ def test_a_parameter_that_is_not_handed_out_is_refused_or_reported(tmp_path: Pat
     assert [*report.kept] == ["base.bias", "base.weight"]
 
 
+def test_a_parameter_that_is_not_handed_out_is_not_left_without_numbers(tmp_path: Path) -> None:
+    intarsia.save(tmp_path / "ck", Secretive().state_dict())
+    with torch.device("meta"):
+        module = Secretive()
+    with pytest.raises(CoverageError, match=r"2 tensors .* on `meta`.*base\.bias, base\.weight"):
+        intarsia.load(tmp_path / "ck", into=module, strict=False)
+
+
 def test_a_buffer_that_would_stay_on_meta_is_refused_or_reported(tmp_path: Path) -> None:
     class Rotary(nn.Linear):
         def __init__(self) -> None:

@@ -41,6 +41,19 @@ def check_kept(kept: Mapping[str, str], where: str) -> None:
     )
 
 
+def check_handed(contents: Contents, on_meta: Mapping[int, Sequence[str]], where: str) -> None:
+    """Raise where a tensor that no state dict holds was on `meta`: its memory would hold what lay there before."""
+    names = {
+        p + h.clean(n) for p, h in contents.modules.items() for n in on_meta.get(id(h.module), ())
+    }
+    if lost := [name for name in contents.left_out if name in names]:
+        raise CoverageError(
+            f"{len(lost)} tensors of the model are on `meta`, and its state_dict() does not return them, so"
+            f" that nothing of {where} fills them: {few(lost, 4)}",
+            hint="build the model on a device",
+        )
+
+
 def check_adapters(left: Collection[str], empty: Sequence[str], where: str) -> None:
     """Raise where adapters that nothing fills are on `meta`, so that there is nothing to leave as it was."""
     if left and empty:

@@ -14,7 +14,12 @@ from torch import nn
 
 from intarsia.live.loading.passing_buffers import compute_buffers, passing_buffers
 from intarsia.live.model.holding import is_dtensor
-from intarsia.live.model.own_tensors import every_tensor, own_tensors
+from intarsia.live.model.own_tensors import every_tensor, named_tensors, own_tensors
+
+
+def names_on_meta(model: nn.Module) -> list[str]:
+    """The parameters and lasting buffers that have no memory, by their full names."""
+    return [name for name, x in named_tensors(model, remove_duplicate=False) if x.is_meta]
 
 
 def materialise(model: nn.Module, device: Any = None) -> list[str]:
