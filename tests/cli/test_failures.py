@@ -132,6 +132,17 @@ def test_paths_that_lead_nowhere_and_places_that_are_taken_are_told_as_such(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "file"]
 
 
+def test_the_name_of_a_model_on_the_hub_is_no_path_and_is_told_how_it_becomes_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    step = "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B"
+    assert step in intarsia("inspect", "Qwen/Qwen3-0.6B").err
+    for path in ("runs/Qwen3-0.6B", "absent", tmp_path / "Qwen/Qwen3-0.6B", "../a/b"):
+        assert "hint" not in intarsia("inspect", path).err
+
+
 def test_what_to_do_next_stands_apart_in_json(tmp_path: Path) -> None:
     document = intarsia("inspect", tmp_path, "--json").json
     assert document["hint"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -92,7 +93,7 @@ def format_of(path: PurePath) -> Format:
     """The format of a checkpoint, found from its content."""
     if not exists(path):
         lost = "is a link that leads to nothing" if is_link(path) else "does not exist"
-        raise FormatError(f"{path} {lost}")
+        raise FormatError(f"{path} {lost}", hint=_from_the_hub(path))
     if any(part.endswith(PARTIAL) for part in absolute(path).parts):
         raise FormatError(
             f"{path} is a conversion that did not finish",
@@ -107,6 +108,13 @@ def format_of(path: PurePath) -> Format:
         _refuse_several(path, [format.name for format in others])
         return others[0]
     raise _no_checkpoint(path)
+
+
+def _from_the_hub(path: PurePath) -> str | None:
+    """What to do where a path that is not there may be the name of a model on the hub."""
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(path)) or exists(path.parent):
+        return None
+    return f"for the hub's model of this name: hf download {path} --local-dir {path.name}"
 
 
 def _detects(name: str, path: PurePath) -> bool:
