@@ -52,6 +52,7 @@ def test_an_iteration_in_another_s_folder_is_a_fault(megatron: Path) -> None:
     assert fault.kind == "steps-disagree"
     assert "iteration 400" in fault.text
     assert "iter_0000001" in fault.text
+    assert fault.text in intarsia.plan(megatron, to="hf").notes
 
 
 def test_an_iteration_of_megatron_fsdp_in_another_s_folder_is_a_fault(tmp_path: Path) -> None:

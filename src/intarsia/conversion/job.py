@@ -17,6 +17,7 @@ from intarsia.format.base import Arrangement, WriteOptions
 from intarsia.format.folder.adapters import refuse_adapter
 from intarsia.format.folder.inventory import with_header_metadata
 from intarsia.format.registry import (
+    folder_of,
     format_named,
     read_manifest,
     root_of,
@@ -121,11 +122,19 @@ def prepare(
                 *wanted.notes,
                 *file_notes,
                 *notes_on_request(manifest, request),
+                *_contradictions(manifest),
             ),
         )
     # A configuration that leaves arguments out is good for reading, and is not written.
     written = None if manifest.config_doubts else manifest.config
     return Job(manifest, request, wanted, plan, budget, max_shard_bytes, stamps, written)
+
+
+def _contradictions(src: Manifest) -> tuple[str, ...]:
+    """What lies beside the tensors and contradicts the folder, which the result no longer shows."""
+    with folder_of(src) as folder:
+        found = format_named(src.format).contradictions(src, folder)
+        return tuple(complaint.error.brief for complaint in found)
 
 
 def stamps_of(src: Manifest) -> Stamps:
