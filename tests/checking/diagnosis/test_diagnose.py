@@ -53,6 +53,23 @@ def test_one_flipped_bit_is_called_that(tmp_path: Path) -> None:
     assert named(compared(tmp_path, W, other)) == ["bits-flipped"]
 
 
+@pytest.mark.parametrize("by", [-1, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_norm_that_was_centred_on_another_value_is_rounded(
+    tmp_path: Path, dtype: torch.dtype, by: int
+) -> None:
+    norm = normal_tensor((96,), torch.float32, 5).to(dtype)
+    there = norm + by - by
+    for name, x, y, said in (("b", norm, there, "B is A"), ("a", there, norm, "A is B")):
+        (tmp_path / name).mkdir()
+        found = compared(tmp_path / name, x, y)
+        assert named(found) == ["rounded"]
+        how = "less" if by < 0 else "plus"
+        assert found.different[0].diagnosis.startswith(
+            f"{said} rounded {how} one, and back: a norm"
+        )
+
+
 def test_a_diagnosis_counts_what_it_explains(tmp_path: Path) -> None:
     other = W.reshape(2, 24, 40).flip(0).reshape(48, 40).clone()
     other[0, 0] += 1

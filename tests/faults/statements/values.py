@@ -71,6 +71,18 @@ def _rounded(found: re.Match[str]) -> Claim:
     return holds
 
 
+def _recentred(found: re.Match[str]) -> Claim:
+    by = -1.0 if found["how"] == "less" else 1.0
+
+    def holds(x: Held, y: Held) -> Mask:
+        fine, rough = (y, x) if found["side"] == "A" else (x, y)
+        numbers = torch.from_numpy(fine.numbers)
+        stored = (numbers + by).to(fine.dtype)
+        return np.asarray((stored.double() - by).to(fine.dtype).double().numpy() == rough.numbers)
+
+    return holds
+
+
 def _nearly_all(claim: Claim) -> Claim:
     """What is said of nearly every element holds of nearly every one, not of every one, or of none."""
 
@@ -176,6 +188,10 @@ FORMS: list[tuple[str, Callable[[re.Match[str]], Claim]]] = [
         _turnable(lambda x, y: np.asarray((np.isnan(y.numbers) & ~np.isnan(x.numbers)) | ~differ_at(x, y))),
     ),
     (r"(?P<side>A|B) is (?:A|B) rounded to (?P<type>\w+)", _rounded),
+    (
+        r"(?P<side>A|B) is (?:A|B) rounded (?P<how>less|plus) one, and back: a norm that was centred on another value",
+        _recentred,
+    ),
     (r"step (?P<a>[-\d.e+]+) in A, (?P<b>[-\d.e+]+) in B", _steps),
     (r"signs flipped", lambda found: lambda x, y: np.asarray(y.numbers == -x.numbers)),
     (r"one bit of an element flipped", lambda found: _one_bit),

@@ -17,6 +17,7 @@ STALE = f"restore that rank's file from the save that the others are of, or save
 LOST = f"restore the tensors of the side that lost them; {ALONE}"
 MISSING = "take them from the side that has them: restore its files, or convert again from it"
 NUMBERS = "compare the checkpoints that were quantised, or dequantise both with the library that quantised them, and compare that"
+ROUNDED = "take the side that was not rounded where precision matters; rounded alike they are equal"
 NARROWER = (
     "take the wider of the two where precision matters; rounded to the narrower type they are equal"
 )
@@ -59,7 +60,7 @@ _OF_TWO = (
     ("tensors-swapped", "a name held another name's values, and no more is known", MOVED),
     ("tensors-missing", "one side lacked tensors that the other holds", MISSING),
     ("quantised-differently", "the same weights were quantised in two ways, or on one side alone: their bits say nothing of each other", NUMBERS),
-    ("rounded", "one side had passed through a narrower type", NARROWER),
+    ("rounded", "one side had passed through a narrower type, or a norm had been centred on another value and back", ROUNDED),
     ("dtype-changed", "the element type alone had changed", NARROWER),
     ("dtype-relabelled", "the same bits were called another element type, such as fp16 for bf16", RELABELLED),
     ("scaled", "numbers were multiplied: all alike, or by a factor for every row, column or block, as where the scales of a quantised matrix were left out", CHANGED),

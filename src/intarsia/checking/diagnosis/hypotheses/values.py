@@ -22,6 +22,8 @@ from intarsia.checking.diagnosis.hypothesis import (
 )
 from intarsia.dtypes import BY_NAME, DType
 from intarsia.layout import Layout
+from intarsia.value import Shift
+from intarsia.value import Window as Stretch
 from intarsia.value.cast import cast
 
 NARROW = ("BF16", "F16", "F8_E4M3", "F8_E5M2")
@@ -60,6 +62,10 @@ def value_hypotheses(e: Evidence) -> Iterator[Hypothesis]:
                 for text, flip in ((f"{right} is {left}", False), (f"{left} is {right}", True)):
                     rounds = partial(_rounded, narrow, flip)
                     yield Hypothesis("rounded", f"{text} rounded to {name}", rounds, text)
+        for by, how in ((-1.0, "less one"), (1.0, "plus one")):
+            for text, flip in ((f"{right} is {left}", False), (f"{left} is {right}", True)):
+                there = f"{text} rounded {how}, and back: a norm that was centred on another value"
+                yield Hypothesis("rounded", there, partial(_recentred, by, flip), text)
     yield from _constant(e)
     yield Hypothesis("signs-flipped", "signs flipped", lambda w: w.v == -w.u)
     yield from _flipped(a == b)
@@ -171,3 +177,10 @@ def _rounded(narrow: DType, flip: bool, w: Window) -> Mask:
     if not (w.u if flip else w.v)[w.unequal].any():
         return ~w.unequal
     return np.asarray(cast(cast(fine, w.a, narrow), narrow, w.a) == rough)
+
+
+def _recentred(by: float, flip: bool, w: Window) -> Mask:
+    """Where one side is the other as it is read where it was stored plus `by`."""
+    fine, rough = (w.y, w.x) if flip else (w.x, w.y)
+    stored = Shift(by).encode(Stretch(fine, w.a), w.a)
+    return np.asarray(Shift(by).decode(Stretch(stored, w.a), w.a) == rough)
