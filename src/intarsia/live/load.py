@@ -24,7 +24,12 @@ from intarsia.live.loading.demand import Demand, Place, cast_names, settle
 from intarsia.live.loading.fill import Filling, fill, prove
 from intarsia.live.loading.kept import check_adapters, check_handed, check_kept, kept_of
 from intarsia.live.loading.mapped import map_tensors
-from intarsia.live.loading.materialise import materialise, names_on_meta
+from intarsia.live.loading.materialise import (
+    is_empty,
+    mark_filled,
+    materialise,
+    names_on_meta,
+)
 from intarsia.live.loading.optimizer import OptimizerFilling, rows_of_state
 from intarsia.live.loading.passing_buffers import computed_by
 from intarsia.live.loading.shared_memory import with_one_source
@@ -110,7 +115,7 @@ def load(
         }
     check_alike(shared.values)
     with team.together() as shared:
-        empty = [n for module in _modules(into) for n, x, _ in added(module) if x.is_meta]
+        empty = [n for module in _modules(into) for n, x, _ in added(module) if is_empty(x)]
         on_meta = {id(module): names_on_meta(module) for module in _modules(into)}
         left = [name for module in _modules(into) for name in materialise(module, device)]
         contents = None if is_megatron(into) else Contents.of(into)
@@ -199,6 +204,8 @@ def load(
         fresh = brought.states.fresh if brought is not None else {}
         groups = own.settings.param_groups if own is not None else []
         report.count(Counts.of(len(settled.fillings), iter(fresh.values()), groups))
+    for module in _modules(into):
+        mark_filled(module)
     return report
 
 

@@ -48,7 +48,7 @@ def check_handed(contents: Contents, on_meta: Mapping[int, Sequence[str]], where
     }
     if lost := [name for name in contents.left_out if name in names]:
         raise CoverageError(
-            f"{len(lost)} tensors of the model are on `meta`, and its state_dict() does not return them, so"
+            f"{len(lost)} tensors of the model were on `meta`, and its state_dict() does not return them, so"
             f" that nothing of {where} fills them: {few(lost, 4)}",
             hint="build the model on a device",
         )
@@ -58,7 +58,7 @@ def check_adapters(left: Collection[str], empty: Sequence[str], where: str) -> N
     """Raise where adapters that nothing fills are on `meta`, so that there is nothing to leave as it was."""
     if left and empty:
         raise CoverageError(
-            f"{len(empty)} tensors of PEFT adapters are on `meta`, and {where} holds none of them:"
+            f"{len(empty)} tensors of PEFT adapters hold nothing (they were on `meta`), and {where} has none of them:"
             f" {few(empty, 4)}",
             hint="load the model first and add the adapters afterwards (get_peft_model), or load"
             " a checkpoint that was saved with them",

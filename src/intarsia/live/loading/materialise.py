@@ -11,21 +11,37 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from intarsia.live.loading.passing_buffers import compute_buffers, passing_buffers
 from intarsia.live.model.holding import is_dtensor
 from intarsia.live.model.own_tensors import every_tensor, named_tensors, own_tensors
 
+_given: Any = WeakTensorKeyDictionary()
+"""Tensors with memory of ours and nothing in it, by the version that they had: of a load that was refused."""
+
+
+def is_empty(x: torch.Tensor) -> bool:
+    """Whether a tensor is on `meta`, or has had nothing but memory since."""
+    return x.is_meta or (x in _given and _given[x] == x._version)
+
+
+def mark_filled(model: nn.Module) -> None:
+    """Take note that a load has come to its end."""
+    for x in every_tensor(model):
+        _given.pop(x, None)
+
 
 def names_on_meta(model: nn.Module) -> list[str]:
-    """The parameters and lasting buffers that have no memory, by their full names."""
-    return [name for name, x in named_tensors(model, remove_duplicate=False) if x.is_meta]
+    """The parameters and lasting buffers that hold nothing, by their full names."""
+    return [name for name, x in named_tensors(model, remove_duplicate=False) if is_empty(x)]
 
 
 def materialise(model: nn.Module, device: Any = None) -> list[str]:
     """Memory for every meta tensor that a checkpoint fills; the names of buffers left on `meta`."""
     if not any(x.is_meta for x in every_tensor(model)):
         return []
+    had = {id(x) for x in every_tensor(model) if not x.is_meta}
     modules = [*model.modules()]
     shared, attributes_of = _shared(modules), _attributes(modules)
     lasting = {id(x) for module in modules for _, x in own_tensors(module)}
@@ -50,6 +66,8 @@ def materialise(model: nn.Module, device: Any = None) -> list[str]:
                 held[name] = owner[key]
         for module, name, attributes in attributes_of:
             vars(module._parameters[name]).update(attributes)
+    made = (x for x in every_tensor(model) if id(x) not in had)
+    _given.update((x, x._version) for x in made if not x.is_inference())  # those have no version
     return [name for name, m, k in passing_buffers(model) if m._buffers[k].is_meta]  # type: ignore[union-attr]
 
 
