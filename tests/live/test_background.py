@@ -120,12 +120,21 @@ def test_a_signal_that_ends_training_lets_the_save_finish(tmp_path: Path) -> Non
 
 def test_an_interrupt_while_a_save_is_waited_for_does_not_end_it(tmp_path: Path) -> None:
     """Python 3.11 calls a thread dead after an interrupt of `join()`, and its process would not wait for it."""
-    wait = """
-    import os, signal, threading
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-    intarsia.save("step-2", {"a": torch.arange(6.0)}, background=True)
+    until_interrupted = """
+    import threading
+    import intarsia.live.saving.write as saving
+    write, interrupted = saving._write_slot, threading.Event()
+    saving._write_slot = lambda *given: (interrupted.wait(60), write(*given))
     """
-    done = script(tmp_path, SLOW_DISK, SAVE, wait)
+    wait = """
+    import os, signal
+    try:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        intarsia.save("step-2", {"a": torch.arange(6.0)}, background=True)
+    finally:
+        interrupted.set()
+    """
+    done = script(tmp_path, until_interrupted, SAVE, wait)
     assert done.returncode == -signal.SIGINT, done.stderr
     assert not (tmp_path / "step-2").exists()
     assert not leftovers(tmp_path)
