@@ -36,11 +36,14 @@ def random_config(random: Random) -> tuple[str, Config]:
     layers, heads = random.randint(1, 5), random.choice([2, 4, 6, 8])
     own = [n for n in (1, 2, 3, 4, 6, 8) if heads % n == 0]
     latent = config["model_type"] == "deepseek_v3"
+    widths = [
+        n for n in (16, 20, 24, 36, 40, 48) if config["model_type"] != "llama" or n % heads == 0
+    ]
     config |= {
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": heads if latent else random.choice(own),
-        "hidden_size": random.choice([16, 20, 24, 36, 40]),
+        "hidden_size": random.choice(widths),
         "head_dim": random.choice([2, 4, 6, 8]),
         "intermediate_size": random.choice([12, 16, 24, 33, 40]),
         "vocab_size": random.choice([47, 48, 64, 100, 129]),

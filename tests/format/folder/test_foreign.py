@@ -57,6 +57,16 @@ NAMES = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("inner", ["", "iter_0000010/"])
+def test_data_files_without_their_metadata_are_called_that(tmp_path: Path, inner: str) -> None:
+    folder = touch(tmp_path / "run", "config.json", f"{inner}__0_0.distcp", f"{inner}__1_0.distcp")
+    for words in (("inspect", folder), ("convert", folder, tmp_path / "out", "--to", "hf")):
+        answer = cli(*words)
+        assert answer.status == 2
+        assert "holds a torch.distributed.checkpoint without .metadata" in answer.err
+        assert "restore .metadata" in answer.err
+
+
 @pytest.mark.parametrize(("names", "kind", "remedy"), NAMES, ids=lambda x: str(x)[:40])
 def test_a_folder_is_recognised_by_names_that_one_framework_writes(
     tmp_path: Path, names: tuple[str, ...], kind: str, remedy: str

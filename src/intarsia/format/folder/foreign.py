@@ -81,6 +81,10 @@ INDEX = Foreign("an index of safetensors files", "give the folder that it lies i
 DATA_FILE = Foreign(
     "one data file of a torch.distributed.checkpoint", "give the folder with .metadata: {folder}"
 )
+NO_METADATA = Foreign(
+    "a torch.distributed.checkpoint without .metadata, which says what lies where",
+    "restore .metadata from where it was saved; a save that was cut off never had one",
+)
 ZERO = Foreign(
     "a DeepSpeed ZeRO checkpoint",
     "`python -m deepspeed.utils.zero_to_fp32 {run} OUT --safe_serialization` (or the zero_to_fp32.py"
@@ -188,6 +192,8 @@ def _of_names(folder: PurePath, names: Iterable[str]) -> Foreign | None:
                 run = folder.parent if is_file(folder.parent / "latest") else folder
                 return Foreign(kind.name, kind.remedy.replace("{run}", str(run)))
             return kind
+    if ".metadata" not in present and any(n.endswith(".distcp") for n in present):
+        return NO_METADATA
     if {"weights", "context"} <= set(present) and is_folder(folder / "weights"):
         return NEMO_2
     if any(n.startswith("mp_rank_") and is_megatron_rank(folder / n) for n in present):
