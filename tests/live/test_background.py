@@ -128,6 +128,7 @@ def test_an_interrupt_while_a_save_is_waited_for_does_not_end_it(tmp_path: Path)
     """
     wait = """
     import os, signal
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
     try:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         intarsia.save("step-2", {"a": torch.arange(6.0)}, background=True)
