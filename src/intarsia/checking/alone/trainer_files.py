@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from intarsia.checking.fault import Fault
 from intarsia.errors import FormatError
@@ -13,7 +14,7 @@ from intarsia.format.folder.trainer_files import STEPS, lost_half
 from intarsia.format.torch_file.zip_directory import directory
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
-from intarsia.run.sums.checksum import crc32
+from intarsia.run.sums.checksum import crc32_of
 from intarsia.state.names import state_among
 from intarsia.store.address import named
 from intarsia.store.reading.folder import Folder
@@ -58,14 +59,13 @@ def _wrong(folder: Folder, name: str, window_bytes: int) -> str:
     head = folder.read(name, 0, min(size, 2))
     if head != b"PK":
         return "" if head.startswith(b"\x80") else "it begins neither as an archive nor as a pickle"
+    read = partial(folder.read, name)
     try:
-        members = directory(lambda at, n: folder.read(name, at, n), size, name)
+        members = directory(read, size, name)
     except FormatError as error:
         return str(error).partition(" - at ")[0]
     for member, (start, size_, recorded, *_) in members.items():
-        found, length = 0, size_ or 0
-        for at in range(0, length, window_bytes):
-            found = crc32(folder.read(name, start + at, min(window_bytes, length - at)), found)
+        found = crc32_of(read, start, size_ or 0, window_bytes)
         if recorded and found != recorded:
             return f"{member} has CRC-32 {found:08x}, recorded {recorded:08x}"
     return ""

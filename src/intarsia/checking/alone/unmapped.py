@@ -6,6 +6,7 @@ A loader may read it all the same, so its checksums are checked and its copies a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -20,7 +21,7 @@ from intarsia.format.registry import folder_of, format_named
 from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
-from intarsia.run.sums.checksum import crc32
+from intarsia.run.sums.checksum import crc32_of
 from intarsia.store.reading.folder import Folder
 from intarsia.value.bits import bits_dtype
 
@@ -78,10 +79,7 @@ def _wrong_chunk(
         if summed is None:
             return
         start, length, crc = summed
-        found = 0
-        for at in range(0, length, budget.window_bytes):
-            size = min(budget.window_bytes, length - at)
-            found = crc32(folder.read(chunk.file, start + at, size), found)
+        found = crc32_of(partial(folder.read, chunk.file), start, length, budget.window_bytes)
     except IntarsiaError as error:
         where = f"{chunk.file} byte {chunk.start_bytes:,}"
         kind, text = error.kind, error.brief

@@ -91,13 +91,15 @@ def _objects(a: Manifest, b: Manifest, budget: Budget) -> Iterator[NonTensor]:
     groups = list(_settings(a, b, left, right))
     yield from groups
     spelled = {n for n in {*left, *right} if groups and n.startswith(TORCH_GROUPS)}
-    read = any(each.part == "setting" for each in groups)
-    odd = {n for held in (left, right) if read for n in unplain_settings(held)}
+    compared = any(each.part == "setting" for each in groups)
+    odd = {n for held in (left, right) if compared for n in unplain_settings(held)}
     # A checkpoint of weights alone has nothing to hold against the objects of a run.
     same_names = all(format_named(m.format).keeps_names for m in (a, b))
     same_names &= all(held or _has_state(m) for held, m in ((left, a), (right, b)))
     apart: dict[str, list[str]] = {"A": [], "B": []}
-    frame = _frame_of_one(a, b, left, right, groups)
+    # Where there is optimizer state, the frame is left aside only if its settings were compared.
+    aside = compared or not any(map(_has_state, (a, b)))
+    frame = _frame_of_one(left, right) if aside else set()
     for name in sorted({*left, *right} - (spelled - odd)):
         side = "A" if name in left else "B"
         if name in left and name in right:
@@ -111,20 +113,8 @@ def _objects(a: Manifest, b: Manifest, budget: Budget) -> Iterator[NonTensor]:
         yield from (NonTensor("object", name, NOT_COMPARED, text) for name in names)
 
 
-def _frame_of_one(
-    a: Manifest,
-    b: Manifest,
-    left: Mapping[str, bytes],
-    right: Mapping[str, bytes],
-    settings: list[NonTensor],
-) -> set[str]:
-    """The objects of a run, and of Megatron's groups, where one side has them and the other does not.
-
-    Where there is optimizer state, they are left aside only if its settings were compared.
-    """
-    compared = any(each.part == "setting" for each in settings)
-    if not compared and any(map(_has_state, (a, b))):
-        return set()
+def _frame_of_one(left: Mapping[str, bytes], right: Mapping[str, bytes]) -> set[str]:
+    """The objects of a run, and of Megatron's groups, where one side has them and the other does not."""
     found = ((objects(left), objects(right)) for objects in (run_objects, group_objects))
     return {name for one, other in found if not (one and other) for name in one | other}
 

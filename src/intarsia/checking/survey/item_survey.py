@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 
 import numpy as np
@@ -32,7 +32,7 @@ from intarsia.planning.proof.links import Links
 from intarsia.run.gather import Fill, gather
 from intarsia.run.located import locate_chunk
 from intarsia.run.room import Room
-from intarsia.run.sums.checksum import crc32, full, join
+from intarsia.run.sums.checksum import crc32, crc32_of, full, join
 from intarsia.run.sums.hashing import add_to
 from intarsia.run.sums.runs import Run
 from intarsia.state.names import MASTER, master_of, parameter_of
@@ -227,11 +227,8 @@ class ItemSurvey:
         return buffer.view(bits_dtype(dtype)).reshape(len(block.rows), block.width)
 
     def _sum(self, file: str, start_bytes: int, length_bytes: int) -> int:
-        found, step = 0, self._context.block_bytes
-        for at in range(0, length_bytes, step):
-            size = min(step, length_bytes - at)
-            found = crc32(self._context.folder.view(file, start_bytes + at, size), found)
-        return found
+        view = partial(self._context.folder.view, file)
+        return crc32_of(view, start_bytes, length_bytes, self._context.block_bytes)
 
     @cached_property
     def _weights(self) -> dict[str, Logical]:

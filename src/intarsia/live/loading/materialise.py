@@ -23,17 +23,19 @@ _given: Any = WeakTensorKeyDictionary()
 
 def is_empty(x: torch.Tensor) -> bool:
     """Whether a tensor is on `meta`, or has had nothing but memory since."""
-    return x.is_meta or (x in _given and _given[x] == x._version)
+    return x.is_meta or bool(_given and x in _given and _given[x] == x._version)
 
 
 def mark_filled(model: nn.Module) -> None:
     """Take note that a load has come to its end."""
-    for x in every_tensor(model):
+    for x in every_tensor(model) if _given else ():
         _given.pop(x, None)
 
 
 def names_on_meta(model: nn.Module) -> list[str]:
     """The parameters and lasting buffers that hold nothing, by their full names."""
+    if not _given and not any(x.is_meta for x in every_tensor(model)):
+        return []  # most models, whose names are not asked for then
     return [name for name, x in named_tensors(model, remove_duplicate=False) if is_empty(x)]
 
 

@@ -8,6 +8,7 @@ that are zero, and the remainders of disjoint bytes of one whole add up by XOR.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -29,6 +30,14 @@ Remainders = NDArray[np.uint32]
 def crc32(data: Any, before: int = 0) -> int:
     """The CRC-32 of a buffer, or of what has the checksum `before` with the buffer after it."""
     return int(_crc32(data, before))
+
+
+def crc32_of(read: Callable[[int, int], Any], start: int, length: int, window_bytes: int) -> int:
+    """The CRC-32 of a stretch of a file, which `read` gives by place and size, one window after another."""
+    found = 0
+    for at in range(0, length, window_bytes):
+        found = crc32(read(start + at, min(window_bytes, length - at)), found)
+    return found
 
 
 def join(first: int, second: int, second_bytes: int) -> int:

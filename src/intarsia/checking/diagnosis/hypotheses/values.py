@@ -56,14 +56,15 @@ def value_hypotheses(e: Evidence) -> Iterator[Hypothesis]:
     text = f"{left} is NaN where {right} has a number"
     yield Hypothesis("nan", text, lambda w: _nan_in(w.u, w.v, w), side=left)
     if a == b:
+        ways = ((f"{right} is {left}", False), (f"{left} is {right}", True))
         for name in NARROW:
             narrow = BY_NAME[name]
             if name != a.name and narrow.itemsize <= a.itemsize:
-                for text, flip in ((f"{right} is {left}", False), (f"{left} is {right}", True)):
+                for text, flip in ways:
                     rounds = partial(_rounded, narrow, flip)
                     yield Hypothesis("rounded", f"{text} rounded to {name}", rounds, text)
         for by, how in ((-1.0, "less one"), (1.0, "plus one")):
-            for text, flip in ((f"{right} is {left}", False), (f"{left} is {right}", True)):
+            for text, flip in ways:
                 there = f"{text} rounded {how}, and back: a norm that was centred on another value"
                 yield Hypothesis("rounded", there, partial(_recentred, by, flip), text)
     yield from _constant(e)
