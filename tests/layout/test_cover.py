@@ -16,7 +16,7 @@ from intarsia.layout import (
     chunk,
     concat,
     cover,
-    holes,
+    once,
     padding,
     stack,
     tally,
@@ -66,10 +66,10 @@ def test_cover_counts_what_brute_force_counts(dst: Twin, sources: list[Twin]) ->
 
 
 @given(st.lists(expressions(depth=4), max_size=3), st.integers(0, 60))
-def test_holes_are_the_ranges_that_nobody_holds(twins: list[Twin], size: int) -> None:
+def test_what_is_held_of_a_range_is_counted_once(twins: list[Twin], size: int) -> None:
     held = {named(e)[1] for _, a in twins for e in elements(a) if named(e)[0] == "w"}
-    found = holes([x for x, _ in twins], "w", size, shown=3)
-    assert found == runs_of(set(range(size)) - held)[:3]
+    pieces = [p.flip() for x, _ in twins for p in x.pieces if p.tensor == "w"]
+    assert once(pieces, 0, size) == len(held & {*range(size)})
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 7])

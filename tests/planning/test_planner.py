@@ -107,6 +107,16 @@ def test_elements_with_two_sources_are_a_fault() -> None:
     assert "first: w[0, 0]; held by w, again" in found.problems[0]
 
 
+def test_source_elements_that_nothing_takes_are_counted_in_however_many_ranges_they_lie() -> None:
+    shape = 40, 3
+    tall = Layout.of("w", shape)
+    taken = target("w", tall.narrow(1, 0, 2))
+    assert (
+        "40 elements of `w` are not used"
+        in plan(manifest(stored("w", tall), shape=shape), [taken]).problems
+    )
+
+
 def test_source_elements_that_nothing_takes_are_named() -> None:
     src = manifest(stored("w", W), stored("v", Layout.of("v", SHAPE)))
     found = plan(src, [target("w", W.narrow(0, 1, 6))])

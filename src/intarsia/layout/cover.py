@@ -63,19 +63,6 @@ def cover(dst: Layout, sources: Iterable[Layout], shown: int = SHOWN) -> Cover:
     return Cover(wanted, covered, doubled, missing, twice)
 
 
-def holes(
-    layouts: Layout | Iterable[Layout], tensor: str, size: int, shown: int = SHOWN
-) -> list[tuple[int, int]]:
-    """The first flat ranges `[lo, hi)` of `tensor`, of `size` elements, that no layout holds.
-
-    >>> holes(Layout.of("w", (4, 3)).narrow(1, 0, 2), "w", 12, shown=2)
-    [(2, 3), (5, 6)]
-    """
-    held = _held([layouts] if isinstance(layouts, Layout) else layouts, tensor)
-    free = ranges(0, size, lambda lo, hi: hi - lo - once(held, lo, hi))
-    return list(islice(free, shown))
-
-
 def tally(pieces: Sequence[Piece]) -> tuple[int, int]:
     """How many `at` indices `pieces` name at all, and how many of them more than once."""
     runs = sorted([(p.at, p.run) for p in pieces])

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from intarsia.frozen import frozen
-from intarsia.layout import Layout, Piece, holes
+from intarsia.layout import Piece, once
 from intarsia.mesh import Mesh
 from intarsia.planning.coalesce import merge, runs_of
 from intarsia.planning.copy import Copy
@@ -169,8 +169,7 @@ def _left_out(
         key = (size, *[(p.to, id(p.loops)) for p in pieces])  # `used` keeps them
         unused = counts.get(key)
         if unused is None:
-            held = Layout((size,), tuple(pieces))
-            unused = counts[key] = sum(hi - lo for lo, hi in holes(held, name, size))
+            unused = counts[key] = size - once([p.flip() for p in pieces], 0, size)
         if unused:
             why = drop.get(name, _UNASKED)
             yield LeftOut(name, unused, why.text, why.lost)
