@@ -82,6 +82,13 @@ def test_runs_that_continue_each_other_become_one() -> None:
     assert concat([W.narrow(0, 2, 4), W.narrow(0, 0, 2)]).pieces != W.pieces
 
 
+def test_runs_with_padding_between_them_stay_apart() -> None:
+    w = Layout.of("w", (4, 3))
+    top, bottom = w.narrow(0, 0, 2), w.narrow(0, 2, 4)
+    apart = concat([top, padding(1, 3), bottom])
+    assert [(p.at, p.to, p.run) for p in apart.pieces] == [(0, 0, 6), (9, 6, 6)]
+
+
 @pytest.mark.parametrize(
     ("what", "layout", "most"),
     [
