@@ -1,6 +1,6 @@
 """`python -m tests.sweep [TYPE …]`: every model type of the installed Transformers, one process each.
 
-Results are kept as they come, so that a run that was stopped goes on where it was; `--fresh`
+With `--variants 3` three random configurations of each are taken instead.  Results are kept as they come, so that a run that was stopped goes on where it was; `--fresh`
 begins anew.  A run over all types writes `docs/reference/models.md`.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 
 from tests.sweep.page import PAGE, page
 from tests.sweep.results import Results
@@ -20,9 +21,16 @@ def main() -> int:
     parser.add_argument("types", nargs="*", help="model types (default: all)")
     parser.add_argument("--fresh", action="store_true", help="do not go on from earlier results")
     parser.add_argument("--page", action="store_true", help="only write the page from what is kept")
+    parser.add_argument(
+        "--variants", type=int, default=0, help="random configurations of each type"
+    )
+    parser.add_argument("--start", type=int, default=0, help="the first seed of those")
     parser.add_argument("-j", "--jobs", type=int, default=2, help="processes at a time")
     given = parser.parse_args()
     chosen = [t for t in all_types() if not given.types or t.name in given.types]
+    if given.variants:
+        seeds = range(given.start, given.start + given.variants)
+        chosen = [replace(t, seed=seed) for seed in seeds for t in chosen]
     results = Results.kept()
     if given.fresh or given.types:
         results.forget(chosen)
@@ -33,7 +41,7 @@ def main() -> int:
         for name, said in results.faults(t).items():
             print(f"{t}: {name}: {said}")
     print(f"{len(chosen) - len(wrong)} of {len(chosen)} right or named")
-    if not given.types:
+    if not given.types and not given.variants:
         PAGE.write_text(page(results))
     return bool(wrong)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import intarsia
@@ -14,6 +15,8 @@ from tests.sweep.types import CannotBuildError, Type, build, class_of
 
 OK = "ok"
 MESH = "tp=2,fsdp=3"
+OTHERS = ("fsdp=3", "tp=2", "tp=2,ep=2", "pp=2", "tp=2,pp=2", "ep=2,fsdp=2", "tp=4", "")
+"""Meshes for random variants."""
 
 
 class NotApplicableError(Exception):
@@ -68,7 +71,7 @@ class Subject:
 def round_trip(s: Subject) -> None:
     """hf → dcp on an uneven mesh → hf, bit for bit."""
     there, back = s.folder / "dcp", s.folder / "back"
-    intarsia.convert(s.saved, there, to="dcp", mesh=MESH)
+    intarsia.convert(s.saved, there, to="dcp", mesh=MESH if s.type.seed is None else "ep=2,fsdp=3")
     intarsia.convert(there, back, to="hf")
     _same(_files(back), _files(s.saved))
 
@@ -115,6 +118,19 @@ def module_names(s: Subject) -> None:
     _same(found, wanted)
 
 
+def through_megatron(s: Subject) -> None:
+    """hf → torch_dist or fsdp_dtensor → hf, bit for bit, where Megatron has the family."""
+    random = Random(str(s.type))
+    to, mesh = random.choice(("torch_dist", "fsdp_dtensor")), random.choice(OTHERS)
+    there, back = s.folder / "megatron", s.folder / "from-megatron"
+    try:
+        intarsia.convert(s.saved, there, to=to, mesh=mesh)
+    except intarsia.IntarsiaError as error:
+        raise NotApplicableError(f"{to} on {mesh or 'one rank'}: {_brief(error)}") from error
+    intarsia.convert(there, back, to="hf")
+    _same(_files(back), _files(s.saved))
+
+
 CHECKS: dict[str, Callable[[Subject], None]] = {
     "round trip": round_trip,
     "verify": verified,
@@ -123,6 +139,7 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
     "logits": logits,
     "hf-module": module_names,
 }
+VARIED = {**CHECKS, "megatron": through_megatron}
 
 
 def check(type_: Type, folder: Path) -> Iterator[tuple[str, str]]:
@@ -133,13 +150,19 @@ def check(type_: Type, folder: Path) -> Iterator[tuple[str, str]]:
     except CannotBuildError as error:
         yield "build", f"n/a: no small model could be made: {_brief(error)}"
         return
+    if type_.seed is not None:
+        try:
+            _logits(subject.model, subject.model)
+        except NotApplicableError as error:
+            yield "build", f"n/a: {error}"
+            return
     yield "build", OK
     try:
         _ = subject.saved
     except Exception as error:
         yield "save", f"n/a: Transformers cannot save it: {_brief(error)}"
         return
-    for name, holds in CHECKS.items():
+    for name, holds in (CHECKS if type_.seed is None else VARIED).items():
         try:
             holds(subject)
         except NotApplicableError as error:

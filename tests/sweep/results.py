@@ -28,15 +28,15 @@ class Results:
         path = Path(tempfile.gettempdir()) / f"intarsia-sweep-{transformers.__version__}.jsonl"
         out = cls(path)
         for line in path.read_text().splitlines() if path.exists() else ():
-            name, kind, outcome = json.loads(line)
-            out.found[Type(name, kind)] = outcome
+            *type_, outcome = json.loads(line)
+            out.found[Type(*type_)] = outcome
         return out
 
     def add(self, type_: Type, outcome: Outcome) -> None:
         """Keep an outcome, in the file too."""
         self.found[type_] = outcome
         with self.path.open("a") as file:
-            file.write(json.dumps([type_.name, type_.kind, outcome]) + "\n")
+            file.write(json.dumps([type_.name, type_.kind, type_.seed, outcome]) + "\n")
 
     def forget(self, types: Iterable[Type]) -> None:
         """Have these types checked again."""

@@ -32,6 +32,21 @@ def test_a_hard_type_passes_every_check(type_: Type, tmp_path: Path) -> None:
     assert {name: said for name, said in check(type_, tmp_path) if said != OK} == {}
 
 
+VARIANTS = [Type(t.name, t.kind, seed) for t in HARD for seed in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("type_", VARIANTS, ids=str)
+@pytest.mark.one_in(8)
+def test_a_random_configuration_of_a_hard_type_passes_every_check(
+    type_: Type, tmp_path: Path
+) -> None:
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    found = dict(check(type_, tmp_path))
+    assert {
+        k: said for k, said in found.items() if said != OK and not said.startswith("n/a: ")
+    } == {}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_every_type_passes_every_check_that_transformers_can_do(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 from tests.sweep.tiny import tiny_configs
+from tests.sweep.varied import variants
 
 KINDS = {
     "causal": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
@@ -15,13 +17,14 @@ KINDS = {
 
 @dataclass(frozen=True, order=True)
 class Type:
-    """A model type and the kind of model that is built of it."""
+    """A model type and the kind of model that is built of it; with a seed, a random variant of its configuration."""
 
     name: str
     kind: str
+    seed: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.name}/{self.kind}"
+        return f"{self.name}/{self.kind}" + ("" if self.seed is None else f"#{self.seed}")
 
 
 class CannotBuildError(Exception):
@@ -51,6 +54,8 @@ def tiny_config(type_: Type) -> Any:
     import torch
     from transformers import AutoConfig
 
+    if type_.seed is not None:
+        return _variant(type_, Random(f"{type_}"))
     kind, first = class_of(type_), None
     try:
         defaults = AutoConfig.for_model(type_.name).to_dict()
@@ -68,6 +73,22 @@ def tiny_config(type_: Type) -> Any:
     raise CannotBuildError(f"{type(first).__name__}: {first}") from first
 
 
+def _variant(type_: Type, random: Random) -> Any:
+    """The first of random variants of which a model can be built."""
+    import torch
+
+    kind, tiny = class_of(type_), tiny_config(Type(type_.name, type_.kind))
+    for given in variants(tiny.to_dict(), random):
+        try:
+            config = type(tiny).from_dict(given)
+            with torch.device("meta"):
+                kind(config)
+            return config
+        except Exception:
+            continue
+    raise CannotBuildError("no variant of its small configuration could be built")
+
+
 def _fitting(config: Any, kind: Any) -> Any:
     """A wrapper's configuration, or that of its text part where the model is the text part alone."""
     wanted = kind.config_class
@@ -81,7 +102,7 @@ def build(type_: Type) -> Any:
     import torch
 
     config = tiny_config(type_)
-    torch.manual_seed(0)
+    torch.manual_seed(type_.seed or 0)
     model = class_of(type_)(config).eval()
     with torch.no_grad():
         for param in model.parameters():
