@@ -16,6 +16,7 @@ import torch
 
 import intarsia
 from intarsia.errors import StoreError
+from intarsia.live import background
 from intarsia.live.background import Saving
 from intarsia.store.local.transaction import LocalTransaction
 from tests.checkpoints import environment, leftovers
@@ -282,3 +283,36 @@ def test_a_load_raises_what_the_save_before_it_failed_with(tmp_path: Path) -> No
     with pytest.raises(intarsia.IntarsiaError, match="exists"):
         intarsia.load(tmp_path / "saved", model)
     assert intarsia.load(tmp_path / "saved", model).complete
+
+
+def test_a_path_is_that_of_the_folder_in_which_the_save_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, write = threading.Event(), background.write
+    monkeypatch.setattr(background, "write", lambda *a, **b: left.wait() and write(*a, **b))
+    (tmp_path / "later").mkdir()
+    monkeypatch.chdir(tmp_path)
+    saving = intarsia.save("run/step-1", torch.nn.Linear(3, 2), background=True)
+    monkeypatch.chdir("later")
+    left.set()
+    saving.wait()
+    assert (tmp_path / "run/step-1/.metadata").exists()
+    assert [*Path.cwd().iterdir()] == []
+
+
+def test_the_default_device_of_torch_is_not_where_copies_and_counters_are_made(
+    tmp_path: Path,
+) -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    again = torch.nn.Linear(3, 2)
+    its = torch.optim.AdamW(again.parameters())
+    with torch.device("meta"):
+        intarsia.save(tmp_path / "step-1", model, optimizer, background=True)
+        intarsia.load(tmp_path / "step-1", again, its)
+    assert torch.equal(again.weight, model.weight)
+    of_first = its.state[again.weight]
+    assert of_first["step"].item() == 1
+    assert torch.equal(of_first["exp_avg"], optimizer.state[model.weight]["exp_avg"])

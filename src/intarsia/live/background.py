@@ -35,6 +35,7 @@ from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress
 from intarsia.run.ranks.apart import Apart
 from intarsia.run.ranks.crew import Crew, ranks_of_model
+from intarsia.store.reading.lookup import absolute, given
 
 _last: Saving | None = None
 _groups: WeakKeyDictionary[Any, ReferenceType[Any]] = WeakKeyDictionary()
@@ -136,14 +137,15 @@ def save(
         what = take(model, optimizer, extra, config)
         options = dict[str, Any](overwrite=overwrite, latest=latest, progress=progress)
         options["workers"] = Budget.of(None, workers).workers
+        where = absolute(given(path))  # the training may go to another folder meanwhile
     if not background:
-        return write(path, what, team, **options)
+        return write(where, what, team, **options)
     _finish_before_the_end()
     saving = Saving(path)
     saving.pause_seconds = time.perf_counter() - started
     global _last
     _last = saving  # known before it begins: an interrupt cannot hide it
-    saving._start(lambda: _write_aside(path, what, aside, options))
+    saving._start(lambda: _write_aside(where, what, aside, options))
     return saving
 
 

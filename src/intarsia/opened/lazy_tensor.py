@@ -194,5 +194,5 @@ def as_torch(buffer: Bytes, dtype: DType, shape: Shape) -> torch.Tensor:
 
     kind = getattr(torch, dtype.torch)
     if not len(buffer):
-        return torch.empty(shape, dtype=kind)
+        return torch.empty(shape, dtype=kind, device="cpu")
     return torch.from_numpy(buffer).view(kind).reshape(shape)

@@ -115,7 +115,7 @@ def counter_holdings(
     found: dict[str, Holding] = {}
     for name in dict.fromkeys(name for _, names in counters for name in names):
         dtype = getattr(torch, manifest.logical[name].dtype.torch)
-        found[name] = Holding(name, Layout.of(name, ()), torch.empty((), dtype=dtype))
+        found[name] = Holding(name, Layout.of(name, ()), torch.empty((), dtype=dtype, device="cpu"))
     return found
 
 

@@ -59,7 +59,7 @@ class WholeModel:
 
     def __init__(self, units: Sequence[Unit]) -> None:
         self.params: dict[str, Any] = {
-            span.name: torch.empty((), dtype=span.held.dtype).expand(span.shape)
+            span.name: torch.empty((), dtype=span.held.dtype, device="cpu").expand(span.shape)
             for unit in units
             for span in unit.spans
         }

@@ -119,7 +119,7 @@ def _copied(memory: Memory) -> Memory:
         if name in held and name not in before and _fits(held[name], x)
     }
     made = {
-        name: torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
+        name: torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=x.is_cuda)
         for name, x in alone.items()
         if name not in held
     }

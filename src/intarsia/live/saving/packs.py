@@ -88,7 +88,7 @@ def packs_of(memory: Mapping[str, torch.Tensor], held: Sequence[Pack] = ()) -> l
         for names in map(tuple, in_steps(some, PACK_BYTES, lambda name: memory[name].nbytes)):
             first, count = memory[names[0]], sum(memory[name].numel() for name in names)
             if (pack := kept.get(names)) is None:
-                room = torch.empty(count, dtype=first.dtype, pin_memory=first.is_cuda)
+                room = torch.empty(count, dtype=first.dtype, device="cpu", pin_memory=first.is_cuda)
                 pack = Pack(names, first.device, room)
             found.append(pack)
     return found

@@ -20,10 +20,8 @@ class Apart:
 
     def all_gather(self, value: Any) -> list[Any]:
         """What every rank brought, by rank; where none brought anything, one exchange of a number."""
-        import torch
-
         data = b"" if value is None else message_of(value)
-        counts = [int(n) for n in self._gathered(torch.tensor([len(data)]))]
+        counts = self._counts(len(data))
         if not any(counts):
             return [None] * self._size
         both = zip(self._gathered(_room(data, max(counts))), counts, strict=True)
@@ -35,7 +33,7 @@ class Apart:
         from torch.distributed import GatherOptions
 
         data = message_of(value)
-        most = max(int(n) for n in self._gathered(torch.tensor([len(data)])))
+        most = max(self._counts(len(data)))
         room, options = _room(data, most), GatherOptions()
         options.rootRank = 0
         found = [[torch.empty_like(room) for _ in range(self._size)]] if rank == 0 else []
@@ -44,11 +42,10 @@ class Apart:
 
     def scatter(self, values: Sequence[Any], rank: int) -> Any:
         """What the first rank has for this one."""
-        import torch
         from torch.distributed import ScatterOptions
 
         rows = [message_of(value) for value in values] if rank == 0 else []
-        most = int(self._gathered(torch.tensor([max(map(len, rows), default=0)]))[0])
+        most = self._counts(max(map(len, rows), default=0))[0]
         mine, options = _room(b"", most), ScatterOptions()
         options.rootRank = 0
         rooms = [[_room(row, most) for row in rows]] if rank == 0 else []
@@ -57,15 +54,19 @@ class Apart:
 
     def broadcast(self, value: Any, rank: int) -> Any:
         """What the first rank says to all."""
-        import torch
         from torch.distributed import BroadcastOptions
 
         data = message_of(value) if rank == 0 else b""
-        room = _room(data, int(self._gathered(torch.tensor([len(data)]))[0]))
+        room = _room(data, self._counts(len(data))[0])
         options = BroadcastOptions()
         options.rootRank = 0
         self._backend.broadcast([room], options).wait()
         return value_in(_bytes(room))
+
+    def _counts(self, mine: int) -> list[int]:
+        import torch
+
+        return [int(n) for n in self._gathered(torch.tensor([mine], device="cpu"))]
 
     def _gathered(self, mine: Any) -> Sequence[Any]:
         import torch
