@@ -16,9 +16,11 @@ from intarsia.checking.alone.unfinished import fault_of, unfinished
 from intarsia.checking.alone.unmapped import notes_on_ends, unmapped_faults
 from intarsia.checking.content.masters import masters_that_differ, weights_with_masters
 from intarsia.checking.content.one_tensor import content_faults, notes_of
+from intarsia.checking.content.quantised_parts import part_faults
 from intarsia.checking.content.repeats import made_by_copying, repeat_faults
 from intarsia.checking.content.same_content import Content
 from intarsia.checking.content.scales import (
+    declared_otherwise,
     scale_faults,
     scale_faults_of_headers,
     undeclared,
@@ -161,6 +163,8 @@ def _examined(
     faults += unmapped_faults(manifest, budget)
     faults += contradicting_entries(manifest)
     faults += undeclared(manifest)
+    faults += declared_otherwise(manifest)
+    faults += part_faults(manifest, known)
     faults += trainer_file_faults(manifest, budget)
     home = where if is_folder(where) else where.parent
     faults += map(fault_of, misleading(home, manifest.format))

@@ -9,9 +9,13 @@ from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.errors import few
 from intarsia.planning.manifest import Manifest
 from intarsia.quantised import Part, Quantised, QuantisedWeight, Role, ScaleFault
+from intarsia.quantised.scheme import Scheme
+from intarsia.quantised.words import KNOWN
 
 _NAN_EXPONENT = 255
 """The byte that is no exponent, where scales are powers of two."""
+_OWNERS = {"qweight": ("gptq", "awq", "eetq"), "qdata": ("torchao",), "quanto": ("quanto",)}
+"""The methods that store codes in a form that no other has."""
 _EXPONENTS = ("_scale", "_scales", "_scale_inv", "scale")
 """Words for scales that are exponents of two where they are bytes; bitsandbytes' bytes are codes."""
 
@@ -45,6 +49,33 @@ def undeclared(manifest: Manifest) -> Iterator[Fault]:
         " among them, and the configuration does not say so: a loader takes codes for numbers, or makes new weights"
     )
     yield Fault("config-contradicts", (), "config.json", text)
+
+
+def declared_otherwise(manifest: Manifest) -> Iterator[Fault]:
+    """Quantised weights in codes that the declared scheme has not, such as four bits for eight."""
+    wrong: dict[str, list[str]] = {}
+    for kind in manifest.quantised.alike:
+        scheme = kind.first.scheme
+        if scheme and scheme.method in KNOWN and (held := _other_codes(kind.first, scheme)):
+            text = f"codes of {held}, and the configuration says {scheme}"
+            wrong.setdefault(text, []).extend(names[0] for _, names in kind.names)
+    for text, names in wrong.items():
+        shown = few([f"`{name}`" for name in names])
+        yield Fault("config-contradicts", tuple(names), "config.json", f"{shown}: {text}")
+
+
+def _other_codes(w: QuantisedWeight, scheme: Scheme) -> str:
+    """What a weight is stored in, where the declared scheme has other codes."""
+    words = {part.word: part.name for part in w.others}
+    ours = scheme.method == "bitsandbytes"
+    if w.form == "nf4":
+        held = words.get(".quant_state", "").rpartition("__")[2]
+        agrees = ours and scheme.bits in (0, 4) and (not held or scheme.format in ("", held))
+        return "" if agrees else f"bitsandbytes {held or '4 bits'}"
+    if "SCB" in words:
+        return "" if ours and scheme.bits in (0, 8) else "bitsandbytes 8 bits"
+    owners = _OWNERS.get(w.form, (scheme.method,))
+    return "" if scheme.method in owners else " or ".join(owners)
 
 
 def scale_faults(found: Sequence[ItemStats], quantised: Quantised) -> Iterator[Fault]:
