@@ -239,8 +239,8 @@ ON_DISK = {
 """Who may touch the file system, and why; all others read and write through a store."""
 
 HARMLESS = {
-    "PathLike", "_exit", "cpu_count", "environ", "fsencode", "fspath", "getpid", "getuid", "kill", "sched_getaffinity", "stat_result",
-    "sysconf",
+    "PathLike", "_exit", "cpu_count", "environ", "fsencode", "fspath", "getpid", "getuid", "kill", "register_at_fork", "sched_getaffinity",
+    "stat_result", "sysconf",
 }  # fmt: skip
 """What `os` has beside the file system."""
 

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ import intarsia
 from intarsia.errors import StoreError
 from intarsia.live import background
 from intarsia.live.background import Saving
+from intarsia.live.saving import copying
+from intarsia.live.saving.snapshot import Snapshot
 from intarsia.store.local.transaction import LocalTransaction
 from tests.checkpoints import environment, leftovers
 
@@ -316,3 +319,33 @@ def test_the_default_device_of_torch_is_not_where_copies_and_counters_are_made(
     of_first = its.state[again.weight]
     assert of_first["step"].item() == 1
     assert torch.equal(of_first["exp_avg"], optimizer.state[model.weight]["exp_avg"])
+
+
+def test_threads_that_save_at_once_each_save_their_own_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, copy_of = threading.Barrier(2), copying.copy_of
+
+    def meeting(*given: object) -> Snapshot:
+        what = copy_of(*given)
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.1)
+        return what
+
+    monkeypatch.setattr(copying, "copy_of", meeting)
+    models = [torch.nn.Linear(3, 2) for _ in range(2)]
+
+    def work(number: int) -> None:
+        saving = intarsia.save(tmp_path / f"model-{number}", models[number], background=True)
+        assert isinstance(saving, Saving)
+        saving.wait()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    for number, model in enumerate(models):
+        again = torch.nn.Linear(3, 2)
+        intarsia.load(tmp_path / f"model-{number}", again)
+        assert torch.equal(again.weight, model.weight)

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import PurePath
@@ -38,6 +38,9 @@ from intarsia.run.ranks.crew import Crew, ranks_of_model
 from intarsia.store.reading.lookup import absolute, given
 
 _last: Saving | None = None
+_one_at_a_time = threading.RLock()
+"""Held by the thread that begins a save in the background, or waits for one: they share the memory of the copy."""
+os.register_at_fork(after_in_child=_one_at_a_time._at_fork_reinit)  # type: ignore[attr-defined]
 _groups: WeakKeyDictionary[Any, ReferenceType[Any]] = WeakKeyDictionary()
 """The group that stands aside each default group; torch alone keeps them, and so can end them."""
 
@@ -128,36 +131,38 @@ def save(
     taken; one save is under way at a time.  What went wrong is raised by `wait()` or by the next
     save or load; the process does not end before its saves, and fails if one failed unnoticed.
     """
-    finish_last()
-    started = time.perf_counter()
-    team = ranks_of_model(group)
-    aside = _aside(team) if background else team
-    with aside.together():
-        take = copying.copy_of if background else snapshot
-        what = take(model, optimizer, extra, config)
-        options = dict[str, Any](overwrite=overwrite, latest=latest, progress=progress)
-        options["workers"] = Budget.of(None, workers).workers
-        where = absolute(given(path))  # the training may go to another folder meanwhile
-    if not background:
-        return write(where, what, team, **options)
-    _finish_before_the_end()
-    saving = Saving(path)
-    saving.pause_seconds = time.perf_counter() - started
-    global _last
-    _last = saving  # known before it begins: an interrupt cannot hide it
-    saving._start(lambda: _write_aside(where, what, aside, options))
-    return saving
+    with _one_at_a_time if background else nullcontext():
+        finish_last()
+        started = time.perf_counter()
+        team = ranks_of_model(group)
+        aside = _aside(team) if background else team
+        with aside.together():
+            take = copying.copy_of if background else snapshot
+            what = take(model, optimizer, extra, config)
+            options = dict[str, Any](overwrite=overwrite, latest=latest, progress=progress)
+            options["workers"] = Budget.of(None, workers).workers
+            where = absolute(given(path))  # the training may go to another folder meanwhile
+        if not background:
+            return write(where, what, team, **options)
+        _finish_before_the_end()
+        saving = Saving(path)
+        saving.pause_seconds = time.perf_counter() - started
+        global _last
+        _last = saving  # known before it begins: an interrupt cannot hide it
+        saving._start(lambda: _write_aside(where, what, aside, options))
+        return saving
 
 
 def finish_last() -> None:
     """Wait for the save that is under way; raise what went wrong, if it was not raised yet."""
     global _last
-    before = _last
-    if before is not None:
-        before._join()
-        _last = None
-        if before.failure is not None:
-            before.wait()
+    with _one_at_a_time:
+        before = _last
+        if before is not None:
+            before._join()
+            _last = None
+            if before.failure is not None:
+                before.wait()
 
 
 def _write_aside(
@@ -172,12 +177,13 @@ def _write_aside(
 
 def release() -> None:
     """Give back the memory that background saves keep for their copies."""
-    if _last is not None and not _last.done:
-        raise UsageError(
-            f"{_last.path} is still being saved from this memory",
-            hint="call wait() on its handle first",
-        )
-    copying.release()
+    with _one_at_a_time:
+        if _last is not None and not _last.done:
+            raise UsageError(
+                f"{_last.path} is still being saved from this memory",
+                hint="call wait() on its handle first",
+            )
+        copying.release()
 
 
 def _aside(team: Crew) -> Crew:
