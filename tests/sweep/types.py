@@ -103,7 +103,10 @@ def build(type_: Type) -> Any:
 
     config = tiny_config(type_)
     torch.manual_seed(type_.seed or 0)
-    model = class_of(type_)(config).eval()
+    try:
+        model = class_of(type_)(config).eval()
+    except Exception as error:
+        raise CannotBuildError(f"{type(error).__name__}: {error}") from error
     with torch.no_grad():
         for param in model.parameters():
             param.add_(torch.randn_like(param), alpha=0.02)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from intarsia.dtypes import DType, is_lossless
-from intarsia.errors import UsageError
+from intarsia.errors import UnsupportedError, UsageError
 from intarsia.family.config.kept_in_fp32 import is_kept
 from intarsia.planning.inventory import Reason
 from intarsia.planning.manifest import Manifest
@@ -45,7 +45,16 @@ def written_type(name: str, of: Sequence[str], src: Manifest, asked: DType | Non
             f"`{name}` would hold {', '.join(sorted(found))}",
             hint="choose one element type with --dtype",
         )
-    return types[0] if types else cast_to(src.absent[0].dtype, asked, of, src.config)
+    if types:
+        return types[0]
+    if (
+        not src.absent
+    ):  # a tensor of no elements, by which nothing tells what it is called in the source
+        raise UnsupportedError(
+            f"`{name}` has no elements and another name in {src.path}, so that its element type is unknown",
+            hint="keep the names of the source with --dialect same",
+        )
+    return cast_to(src.absent[0].dtype, asked, of, src.config)
 
 
 def cast_to(

@@ -7,9 +7,10 @@ Transformers, and leads to no code or weights of elsewhere.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 from intarsia.errors import FamilyError
@@ -109,13 +110,25 @@ def leads_out(config: Mapping[str, Any]) -> str | None:
 def _inert(config: Config) -> dict[str, Any]:
     """A configuration without the fields, its own or nested, that lead out of Transformers.
 
-    A name with a leading underscore is Transformers' own, and sets the same.
+    A name with a leading underscore is Transformers' own, unless the model's type declares it.
     """
     return {
         name: _inert(value) if isinstance(value, Mapping) else value
         for name, value in with_special_floats(config).items()
-        if (name not in _LOADING or _is_backbone(name, value)) and not str(name).startswith("_")
+        if (name not in _LOADING or _is_backbone(name, value))
+        and (not str(name).startswith("_") or name in _declared(config))
     }
+
+
+def _declared(config: Config) -> Set[str]:
+    """The fields that the class of a configuration has beside those of all configurations."""
+    from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+    kind = str(config.get("model_type"))
+    if kind not in CONFIG_MAPPING:
+        return set()
+    common = signature(PreTrainedConfig).parameters.keys() | {f"_{name}" for name in config}
+    return signature(CONFIG_MAPPING[kind]).parameters.keys() - common
 
 
 def _is_backbone(name: str, value: Any) -> bool:
