@@ -233,7 +233,7 @@ def _logits(model: Any, reference: Any) -> Any:
         try:
             with torch.no_grad():
                 out = model(**given, **extra)
-            return out.logits
+            return out.logits if hasattr(out, "logits") else out[0]
         except Exception as error:
             first = first or error
     assert first is not None

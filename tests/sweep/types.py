@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -13,6 +14,15 @@ KINDS = {
     "causal": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "image-text": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
 }
+MORE_KINDS = {
+    "base": "MODEL_MAPPING_NAMES",
+    "classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "tokens": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
+    "masked": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "seq2seq": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "speech": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+}
+"""What else is made of the types: reward models, encoders, translators."""
 
 
 @dataclass(frozen=True, order=True)
@@ -31,13 +41,12 @@ class CannotBuildError(Exception):
     """Transformers builds no model of this type here."""
 
 
-def all_types() -> list[Type]:
-    """Every causal language model and every image-text model."""
+def all_types(kinds: Iterable[str] = KINDS) -> list[Type]:
+    """Every causal language model and every image-text model, or the models of other kinds."""
     from transformers.models.auto import modeling_auto
 
-    return sorted(
-        Type(name, kind) for kind, names in KINDS.items() for name in getattr(modeling_auto, names)
-    )
+    mappings = {kind: getattr(modeling_auto, (KINDS | MORE_KINDS)[kind]) for kind in kinds}
+    return sorted(Type(name, kind) for kind, names in mappings.items() for name in names)
 
 
 def class_of(type_: Type) -> Any:
@@ -45,7 +54,7 @@ def class_of(type_: Type) -> Any:
     import transformers
     from transformers.models.auto import modeling_auto
 
-    name = getattr(modeling_auto, KINDS[type_.kind])[type_.name]
+    name = getattr(modeling_auto, (KINDS | MORE_KINDS)[type_.kind])[type_.name]
     return getattr(transformers, name if isinstance(name, str) else name[0])
 
 
