@@ -16,7 +16,6 @@ from intarsia.format.megatron.common import (
     archive,
     arguments_of,
     common_state,
-    extra_states,
     read_common,
     read_run_config,
     whole,
@@ -81,24 +80,6 @@ def test_settings_that_megatron_bridge_leaves(tmp_path: Path) -> None:
         "rotary_base": 1000000.0,
         "vocab_size": None,
     }
-
-
-def test_modules_that_have_an_extra_state() -> None:
-    found = extra_states(
-        {
-            "decoder.layers.self_attention.linear_qkv.weight": (2,),
-            "decoder.layers.mlp.experts.experts.linear_fc1.weight": (2, 3),
-            "decoder.layers.mlp.router.weight": (2,),
-            "decoder.final_layernorm.weight": (),
-            "embedding.word_embeddings.weight": (),
-        }
-    )
-    assert "decoder.layers.self_attention.linear_qkv._extra_state/shard_1_2" in found
-    assert "decoder.layers.self_attention.core_attention._extra_state/shard_0_2" in found
-    assert "decoder.layers.mlp.experts.experts.linear_fc1._extra_state/shard_1.2_2.3" in found
-    assert "decoder.final_layernorm._extra_state/shard_0_1" in found
-    assert len(found) == 2 + 2 + 6 + 1
-    assert torch.load(io.BytesIO(next(iter(found.values())))) == [None]
 
 
 def test_arguments_for_a_model() -> None:

@@ -15,7 +15,6 @@ import pickle
 import re
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import product
 from typing import Any
 from zipfile import ZipFile, ZipInfo
 
@@ -24,7 +23,6 @@ from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT
 from intarsia.format.torch_file.inert import Inert
 from intarsia.format.torch_file.plain import number_in
-from intarsia.format.torch_file.torch_frame import write_object
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.store.reading.folder import Folder
 
@@ -169,34 +167,6 @@ def archive(state: Any) -> bytes:
         ):
             file.writestr(ZipInfo(f"archive/{name}"), data)
     return out.getvalue()
-
-
-def extra_states(leading: Mapping[str, tuple[int, ...]]) -> dict[str, bytes]:
-    """Empty objects for the modules of which Megatron asks an `_extra_state`.
-
-    TransformerEngine's modules keep their FP8 history there, Megatron's own keep None, and a
-    load fails where one is absent.  Stacked layers and experts have one each: `leading` gives
-    the axes of them that the tensors of a checkpoint have.
-    """
-    empty = write_object([None])
-    found: dict[str, bytes] = {}
-    for name, axes in leading.items():
-        module, _, leaf = name.rpartition(".")
-        if leaf not in ("weight", "layer_norm_weight") or _STATELESS.search(module):
-            continue
-        modules = [module]
-        if _ATTENDING.search(module):
-            modules.append(f"{module.rpartition('.')[0]}.core_attention")
-        counts = axes or (1,)
-        whole_ = ".".join(map(str, counts))
-        for index in product(*map(range, counts)):
-            for each in modules:
-                found[f"{each}._extra_state/shard_{'.'.join(map(str, index))}_{whole_}"] = empty
-    return found
-
-
-_STATELESS = re.compile(r"(^|\.)(word_embeddings|position_embeddings|output_layer|router|conv1d)$")
-_ATTENDING = re.compile(r"\.(linear_qkv|linear_kv_up_proj)$")
 
 
 def note_on_loading(entries: Iterable[str], trained: bool = True) -> Iterator[str]:

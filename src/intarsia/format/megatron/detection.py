@@ -115,7 +115,9 @@ def _has_frame(folder: PurePath) -> bool:
         return False
     with Folder(folder) as files:
         data = files.read_all(METADATA, MAX_METADATA_BYTES)
-    return COMMON_OBJECT.encode() in data and _OWN_NAMES.search(data) is not None
+    # What came out of such a folder into one of Megatron-FSDP's has objects of these names beside tensors of other ones.
+    own = _OWN_NAMES.search(data) is not None and _FSDP_KEYS.search(data) is None
+    return own and COMMON_OBJECT.encode() in data
 
 
 def check_backend(folder: Folder) -> None:

@@ -47,12 +47,12 @@ from intarsia.format.megatron.optimizer.groups import (
 from intarsia.format.megatron.optimizer.state_tensors import stored_key
 from intarsia.format.megatron.own_format import ARGS, MegatronFormat, arguments_alone
 from intarsia.format.megatron.torch_dist.entries_to_write import entries_to_write
+from intarsia.format.megatron.torch_dist.extra_states import empty_states
 from intarsia.format.megatron.torch_dist.names import name_tensors
 from intarsia.format.megatron.torch_dist.write import arrange
 from intarsia.format.optimizer_state.parameter_groups import Groups, megatron_groups_count
 from intarsia.format.request import EntriesToWrite, Source, Wanted
 from intarsia.format.torch_file.plain import plain
-from intarsia.format.torch_file.torch_frame import write_object
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
 from intarsia.planning.problem import Problem
@@ -182,16 +182,10 @@ def _leading(stored: Stored) -> int:
     return (disk.stacked and not ours.stacked) + (disk.of_experts and not ours.of_experts)
 
 
-_EMPTY_STATE_BYTES = len(write_object([None]))
-
-
 def _entries(folder: Folder, metadata: Metadata) -> dict[str, Entry]:
     """The objects beside the tensors, but for extra states that say nothing."""
-    entries = {
-        o.name: o
-        for o in metadata.objects.values()
-        if "._extra_state/" not in o.name or o.length_bytes != _EMPTY_STATE_BYTES
-    }
+    empty = empty_states(folder, metadata.objects)
+    entries = {o.name: o for o in metadata.objects.values() if o.name not in empty}
     if folder.has(TRAIN_STATE):
         entries[TRAIN_STATE] = Entry(TRAIN_STATE, TRAIN_STATE, 0, folder.size(TRAIN_STATE))
     if folder.has(COMMON_FILE):  # Megatron reads the file where both are there, and so do we

@@ -28,7 +28,6 @@ from intarsia.format.megatron.common import (
     common_in,
     common_state,
     counters_of,
-    extra_states,
     iteration_to_resume,
     note_on_loading,
 )
@@ -53,6 +52,11 @@ from intarsia.format.megatron.optimizer.groups_to_write import (
     as_megatron,
     chained_as,
     check_distinguishable,
+)
+from intarsia.format.megatron.torch_dist.extra_states import (
+    extra_states,
+    is_extra_state,
+    says_nothing,
 )
 from intarsia.format.megatron.torch_dist.stacks import Part, alike_layers, part_of
 from intarsia.format.optimizer_state.learning_rates import note_on_rates, set_rates
@@ -103,7 +107,7 @@ def _left_behind(
         for name, data in options.entries.items()
         if name not in held
         and re.split(r"[./]", name)[0] not in known
-        and "_extra_state" not in name
+        and not (is_extra_state(name) and says_nothing(name, data))
         and (not name.startswith(groups) or name in odd)
         and not (is_state(name) and plain(read_object(data, name)) == [])
     ]
