@@ -99,6 +99,33 @@ def test_a_scale_of_another_shape_is_misshaped(scheme: str) -> None:
         assert str(list(shape)) in found.faults[0].text
 
 
+def test_the_last_word_of_gptq_need_not_be_full_and_words_may_be_of_any_width() -> None:
+    def parts(n_in: int, n_out: int, bits: int, word: torch.dtype) -> Headers:
+        """As GPTQModel registers its buffers, in groups of 16."""
+        per, groups = word.itemsize * 8 // bits, -(-n_in // 16)
+        return headers({
+            "a.b.qweight": torch.zeros(-(-n_in // per), n_out, dtype=word),
+            "a.b.qzeros": torch.zeros(groups, -(-n_out // per), dtype=word),
+            "a.b.scales": torch.zeros(groups, n_out, dtype=torch.float16),
+            "a.b.g_idx": torch.zeros(n_in, dtype=torch.int32),
+        })  # fmt: skip
+
+    said = {"quant_method": "gptq", "bits": 4, "group_size": 16, "sym": True}
+    for n_in, n_out in ((60, 100), (64, 96), (33, 8)):
+        for word in (torch.int8, torch.int16, torch.int32):
+            tensors = parts(n_in, n_out, 4, word)
+            assert not find_quantised(tensors, {"quantization_config": said}).faults
+    tensors["a.b.g_idx"] = replace(tensors["a.b.g_idx"], shape=(32,))
+    (fault,) = find_quantised(tensors, {"quantization_config": said}).faults
+    assert fault.text.endswith("`a.b.qweight` [5, 8] needs [40] (or [33] at least)")
+    exceptions = {"-:.*mlp.*": {}, "+:.*b": {"bits": 8, "group_size": 32}}
+    eight = parts(64, 96, 8, torch.int32)
+    assert find_quantised(eight, {"quantization_config": said}).faults
+    assert not find_quantised(eight, {"quantization_config": said | {"dynamic": exceptions}}).faults
+    exceptions["+:.*b"] = {}
+    assert find_quantised(eight, {"quantization_config": said | {"dynamic": exceptions}}).faults
+
+
 def test_scales_of_bitsandbytes_are_one_for_each_row() -> None:
     tensors, config = made("int8")
     name = next(n for n in tensors if n.endswith("down_proj.SCB"))

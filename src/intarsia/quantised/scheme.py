@@ -89,8 +89,16 @@ def _scheme(said: Config) -> Scheme:
         format = str(said.get("checkpoint_format") or said.get("version") or "").lower()
         bits = _whole(said.get("bits", said.get("w_bit", 4)))
         symmetric = not said.get("zero_point", True) if method == "awq" else bool(said.get("sym"))
+        if _has_exceptions(said.get("dynamic")):
+            return Scheme(method, format, symmetric=symmetric)
         return Scheme(method, format, "group", None, max(group, 0), bits, symmetric)
     return Scheme(method, group=max(group, 0))
+
+
+def _has_exceptions(dynamic: Any) -> bool:
+    """Whether GPTQModel quantised some modules otherwise; patterns that begin with "-:" are of those that it left alone."""
+    patterns = dynamic if isinstance(dynamic, Mapping) else {}
+    return any(said and not f"{pattern}".startswith("-:") for pattern, said in patterns.items())
 
 
 def _compressed(said: Config) -> Scheme:

@@ -27,7 +27,12 @@ def misshaped(w: QuantisedWeight) -> Iterator[ScaleFault]:
         if allowed is None:
             text += f", which cuts {of} into no blocks"
         else:
-            want = " or ".join(str(list(shape)) for shape in dict.fromkeys(allowed))
+            shapes = [str(list(shape)) for shape in dict.fromkeys(allowed)]
+            want = (
+                " or ".join(shapes)
+                if len(shapes) < 6
+                else f"{shapes[0]} (or {shapes[-1]} at least)"
+            )
             text += f"; {w.label} of {of} needs {want}"
         yield ScaleFault("scale-misshaped", (part.name, w.main.name), text)
 
@@ -75,7 +80,7 @@ def _allowed(w: QuantisedWeight, part: Part) -> list[Shape] | None:
     if w.form == "mxfp4":
         return [main[:3]] if part.role is Role.SCALE and len(main) == 4 else []
     if w.form == "qweight" and scheme and scheme.format in _GEMM and len(main) == 2:
-        return _qweight(main, part, scheme)
+        return _qweight(w, part, scheme)
     if w.form == "packed" and len(main) >= 2 and scheme and scheme.format in _PACKED:
         return _of_packed(w, part)
     if w.form == "scaled" and part.role is Role.SCALE and len(main) >= 2:
@@ -83,23 +88,22 @@ def _allowed(w: QuantisedWeight, part: Part) -> list[Shape] | None:
     return []
 
 
-def _qweight(main: Shape, part: Part, scheme: Scheme) -> list[Shape]:
-    """AWQ packs columns of outputs, GPTQ rows of inputs."""
-    if not scheme.bits:
+def _qweight(w: QuantisedWeight, part: Part, scheme: Scheme) -> list[Shape]:
+    """AWQ packs columns of outputs, GPTQ rows of inputs, of which the last word need not be full."""
+    (rows, columns), word = w.main.shape, w.main.dtype.itemsize * 8
+    if not scheme.bits or word % scheme.bits or scheme.method not in ("awq", "gptq"):
         return []
+    per, group = word // scheme.bits, scheme.group
     if scheme.method == "awq":
-        per = 32 // scheme.bits
-        n_in, n_out, packed_out = main[0], main[1] * per, main[1]
-    elif scheme.method == "gptq" and 32 % scheme.bits == 0:
-        per = 32 // scheme.bits
-        n_in, n_out, packed_out = main[0] * per, main[1], -(-main[1] // per)
+        inputs, n_out, packed_out = range(rows, rows + 1), columns * per, columns
     else:
-        return []
-    groups = -(-n_in // scheme.group) if scheme.group else 1
+        inputs = range((rows - 1) * per + 1, rows * per + 1)
+        n_out, packed_out = columns, -(-columns // per)
+    groups = sorted({-(-n // group) for n in inputs} if group else {1})
     shapes: dict[str, list[Shape]] = {
-        "scales": [(groups, n_out)],
-        "qzeros": [(groups, packed_out)],
-        "g_idx": [(n_in,)],
+        "scales": [(n, n_out) for n in groups],
+        "qzeros": [(n, packed_out) for n in groups],
+        "g_idx": [(n,) for n in reversed(inputs)],
     }
     return shapes.get(part.word, [])
 
