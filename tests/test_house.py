@@ -46,7 +46,7 @@ ARROWS = {
     },
     "opened": {
         "errors", "dtypes", "frozen", "quantity", "layout", "mesh", "family", "planning", "store", "format", "run", "checkpoint",
-        "options", "state", "value",
+        "options", "quantised", "state", "value",
     },
     "checking": {
         "errors", "kernel", "dtypes", "frozen", "layout", "mesh", "family", "quantised", "planning", "store", "format", "run",
@@ -60,7 +60,7 @@ ARROWS = {
         "errors", "dtypes", "collector", "layout", "mesh", "placement", "family", "quantised", "planning", "store", "format", "run",
         "checkpoint", "opened", "checking.digests", "conversion.replacing", "state", "value",
     },
-    "report": {"errors", "quantity", "collector", "layout", "planning.manifest", "checking", "state"},
+    "report": {"errors", "quantity", "collector", "layout", "planning.manifest", "opened.parameters", "checking", "state"},
 }  # fmt: skip
 """What each part of the house may import, itself aside."""
 

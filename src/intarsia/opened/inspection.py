@@ -10,6 +10,7 @@ from typing import Any
 from intarsia.format.registry import read_manifest
 from intarsia.frozen import frozen, frozen_open
 from intarsia.mesh import Shape
+from intarsia.opened.parameters import parameters_of
 from intarsia.options import ConfigLike, PathLike, SectionLike
 from intarsia.planning.inventory import Fate, Item, lines
 from intarsia.planning.manifest import Manifest
@@ -48,6 +49,7 @@ class Quantised:
 class Inspection:
     """What the headers of a checkpoint say; its text is what `intarsia inspect` prints.
 
+    `parameters` are the model's: of quantised weights those that they stand for, and no scales.
     `complete` says whether every tensor is there, and every scale that a quantised one needs.
     """
 
@@ -106,7 +108,7 @@ class Inspection:
             ("format", self.format),
             ("family", self.family or "unknown"),
             ("tensors", f"{self.tensors:,}"),
-            ("parameters", f"{self.parameters:,}"),
+            ("parameters", f"{parameters_of(self.manifest)}"),
             ("bytes", f"{human(self.bytes)} in {files}"),
             ("dtypes", ", ".join(f"{name} x {count}" for name, count in kinds)),
             ("entries", f"{self.entries:,}"),
@@ -129,13 +131,13 @@ def inspect(path: PathLike, config: ConfigLike = None, section: SectionLike = No
     `section` names the model where a checkpoint holds several.
     """
     found = read_manifest(path, config, section=section)
-    q = found.quantised
+    q, counted = found.quantised, parameters_of(found)
     return Inspection(
         path=found.path,
         format=found.format,
         family=found.family,
         tensors=len(found.stored),
-        parameters=found.parameters,
+        parameters=counted.count,
         bytes=found.nbytes,
         dtypes=dict(Counter(s.dtype.name for s in found.stored.values())),
         files=dict(found.files),

@@ -181,11 +181,6 @@ class Manifest:
         return sorted({chunk.file for s in stored for chunk in s.chunks})
 
     @property
-    def parameters(self) -> int:
-        """Elements of all stored tensors."""
-        return sum(s.layout.mapped for s in self.stored.values())
-
-    @property
     def nbytes(self) -> int:
         """Bytes of all stored tensors' elements."""
         return sum(s.nbytes for s in self.stored.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 from intarsia.mesh import Shape
 from intarsia.quantised.scheme import Scheme
@@ -66,6 +67,26 @@ def packing(w: QuantisedWeight) -> int:
         return 2
     whole = scheme.format == "pack-quantized" and scheme.bits and 32 % scheme.bits == 0
     return 32 // scheme.bits if kind == "I32" and whole else 0
+
+
+def numbers_in(w: QuantisedWeight) -> int | None:
+    """How many numbers a weight stands for, by headers alone; None where they do not say.
+
+    A last word that is not full counts as full.
+    """
+    size, bits = prod(w.main.shape), w.scheme.bits if w.scheme else 0
+    if per := packing(w):
+        return size * per
+    if w.form in ("qdata", "quanto") and w.main.dtype.name.startswith(("I8", "F8")):
+        return size
+    if w.form in ("nf4", "mxfp4"):
+        return size * w.main.dtype.itemsize * 2
+    words = {part.word: part.shape for part in w.others}
+    if w.form == "qweight" and "g_idx" in words and "scales" in words:
+        return prod(words["g_idx"]) * words["scales"][-1]
+    if w.form in ("qweight", "packed") and bits:
+        return size * w.main.dtype.itemsize * 8 // bits
+    return None
 
 
 def _allowed(w: QuantisedWeight, part: Part) -> list[Shape] | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from intarsia.opened.parameters import parameters_of
 from intarsia.planning.manifest import Manifest
 from intarsia.quantity import human
 
@@ -142,7 +143,7 @@ def _facts_of(m: Manifest) -> Iterable[tuple[str, str]]:
     yield "family", m.family or "unknown"
     fused = f", stored as {len(m.stored):,}" if len(m.stored) != len(m.logical) else ""
     yield "tensors", f"{len(m.logical):,}{fused}"
-    yield "parameters", f"{m.parameters:,}"
+    yield "parameters", f"{parameters_of(m)}"
     yield "size", f"{human(m.nbytes)} in {_count(len(m.files), 'file')}"
     yield "element types", ", ".join(f"{k} × {v:,}" for k, v in dtypes.most_common()) or "none"
     yield "other objects", f"{len(m.entries):,}"
