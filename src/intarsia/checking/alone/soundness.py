@@ -27,6 +27,7 @@ from intarsia.checking.content.scales import (
     weights_among,
 )
 from intarsia.checking.digests.digest_faults import digest_faults, digests_in, object_faults
+from intarsia.checking.digests.own_reading import Expected
 from intarsia.checking.fault import Fault, gathered
 from intarsia.checking.pair.ties import ties_for_sure
 from intarsia.checking.survey.blockwise import survey, surveyed
@@ -140,7 +141,7 @@ def _examined(
     known = {name for fault in faults for name in fault.tensors} | headers.lost
     expected, refused = _expected(manifest)
     faults += refused
-    summed = manifest.logical if expected else weights_with_masters(manifest.logical)
+    summed = manifest.logical if expected.tensors else weights_with_masters(manifest.logical)
     wanted = {n: x for n, x in summed.items() if n not in known}
     found = survey(manifest, budget, progress, wanted)
     untiled = {name for fault in faults if fault.kind in _NOT_TILED for name in fault.tensors}
@@ -196,12 +197,12 @@ def _holds_tensors(manifest: Manifest) -> Callable[[str], bool]:
     return lambda file: kind.describes_itself(file) or kind.rank_of(file) is not None
 
 
-def _expected(manifest: Manifest) -> tuple[Mapping[str, str], list[Fault]]:
+def _expected(manifest: Manifest) -> tuple[Expected, list[Fault]]:
     """The digests that were stored, or why they cannot be used."""
     if manifest.config == NO_FAMILY:
-        return {}, []  # digests go by the names of the family
+        return Expected(), []  # digests go by the names of the family
     try:
         return digests_in(manifest), []
     except IntarsiaError as error:
         error.raise_unless_fault()
-        return {}, [Fault(error.kind, (), DIGESTS, error.brief, hint=error.hint or "")]
+        return Expected(), [Fault(error.kind, (), DIGESTS, error.brief, hint=error.hint or "")]

@@ -19,13 +19,13 @@ from intarsia.checking.digests.digest import (
     stored_digests,
     with_tied,
 )
+from intarsia.checking.digests.own_reading import expected_of, same_elements
 from intarsia.checking.pair.ties import tied_and_absent
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError
 from intarsia.format.base import Arrangement
 from intarsia.format.folder.side_files import DIGESTS
 from intarsia.frozen import frozen_open
-from intarsia.layout import Layout
 from intarsia.planning.chunks import first_place
 from intarsia.planning.manifest import Manifest, Target
 from intarsia.run.budget import Budget
@@ -60,7 +60,7 @@ class Work:
             place = first_place(stored.chunks)
             target = None if place is None else at.get(place)
             if target is not None:
-                names = _names(stored.layout, target.layout)
+                names = same_elements(stored.layout, target.layout)
                 found.append({n: self.sums.get((target.name, m), Sum()) for n, m in names.items()})
         return merged(found)
 
@@ -98,12 +98,12 @@ def attest(written: Manifest, work: Work, src: Manifest, budget: Budget) -> Atte
     if promised is None:
         return Attested(digests)
     rounded = {name for target, name in work.sums if target in work.rounded}
-    _check(promised, found, written, src, rounded)
+    _check(expected_of(src, promised).tensors, found, written, src, rounded)
     return Attested(digests, promised.digests.root_of_all)
 
 
 def _check(
-    promised: Attested,
+    promised: Mapping[str, str],
     found: Mapping[str, str],
     written: Manifest,
     src: Manifest,
@@ -112,7 +112,7 @@ def _check(
     """Raise where a tensor that is neither cast nor rounded is not what the source's digests say."""
     same = {
         name: digest
-        for name, digest in promised.digests.tensors.items()
+        for name, digest in promised.items()
         if name in found
         and name in src.logical
         and name in written.logical
@@ -129,16 +129,6 @@ def _check(
             hint="the source is damaged: restore it; if it was changed on purpose, remove its"
             f" {DIGESTS}; nothing was committed",
         )
-
-
-def _names(read: Layout, summed: Layout) -> dict[str, str]:
-    """For each tensor of a layout as it is read, the one that was summed as the same elements."""
-    if len(read.pieces) != len(summed.pieces):
-        return {}
-    for p, q in zip(read.pieces, summed.pieces, strict=True):
-        if p.at != q.at or p.to != q.to or p.loops != q.loops:
-            return {}
-    return {p.tensor: q.tensor for p, q in zip(read.pieces, summed.pieces, strict=True)}
 
 
 def digests_file(arrangement: Arrangement) -> str:

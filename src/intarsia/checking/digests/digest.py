@@ -228,16 +228,19 @@ class Attested:
         {"root": …, "from": the source's root, "kind": "pages", "tensors": {name: digest}}
 
     Every checkpoint that we write has the file, and other readers ignore it.  `files` are marks of
-    the small files that were written with the tensors (under "files", where there are any).
+    the small files that were written with the tensors (under "files", where there are any); `section`
+    is the one whose names these are (under "section", where one was asked for).
     """
 
     digests: Digests
     source: str | None = None
     files: Mapping[str, str] = field(default_factory=dict)
+    section: tuple[str, ...] = ()
 
     def as_bytes(self) -> bytes:
         document: dict[str, Any] = {"root": self.digests.root_of_all, "from": self.source}
         document |= {"files": dict(self.files)} if self.files else {}
+        document |= {"section": list(self.section)} if self.section else {}
         document |= self.digests.listed()
         return (json.dumps(document, indent=1) + "\n").encode()
 
@@ -265,7 +268,9 @@ def stored_digests(manifest: Manifest) -> Attested | None:
         tensors = {str(k): str(v) for k, v in said["tensors"].items()}
         files = {str(k): str(v) for k, v in said.get("files", {}).items()}
         objects = {str(k): str(v) for k, v in said.get("objects", {}).items()}
-        found = Attested(Digests(str(said["kind"]), tensors, objects), said["from"], files)
+        section = tuple(map(str, said.get("section", ())))
+        digests = Digests(str(said["kind"]), tensors, objects)
+        found = Attested(digests, said["from"], files, section)
         root = said["root"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"{path} is no file of digests ({error})", hint=_REMOVE) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 
 from intarsia.checking.digests.digest import (
@@ -12,6 +12,7 @@ from intarsia.checking.digests.digest import (
     objects_of,
     stored_digests,
 )
+from intarsia.checking.digests.own_reading import Expected, expected_of
 from intarsia.checking.fault import Fault
 from intarsia.checking.pair.ties import tied_and_absent
 from intarsia.checking.survey.item_stats import ItemStats
@@ -28,31 +29,36 @@ from intarsia.store.address import named
 from intarsia.store.reading.lookup import is_folder
 
 
-def digests_in(manifest: Manifest) -> Mapping[str, str]:
+def digests_in(manifest: Manifest) -> Expected:
     """The digests that were stored of a checkpoint's tensors; none where there are none.
 
     One file that is named alone has those of its folder, where it is the folder's only one.
     """
     path = named(manifest.path)
     if is_folder(path):
-        found = stored_digests(manifest)
-        return found.digests.tensors if found else {}
+        return expected_of(manifest, stored_digests(manifest))
     home = path.parent
     if not format_named(manifest.format).is_alone(path):
-        return {}
-    found = stored_digests(replace(manifest, path=str(home)))
-    tensors = found.digests.tensors if found else {}
+        return Expected()
+    at_home = replace(manifest, path=str(home))
+    expected = expected_of(at_home, stored_digests(at_home))
     # The state of the optimizer lies in a folder of its own, which is not asked about.
-    return {n: d for n, d in tensors.items() if n in manifest.logical or not is_state(n)}
+    asked = {n: d for n, d in expected.tensors.items() if n in manifest.logical or not is_state(n)}
+    return replace(expected, tensors=asked)
 
 
 def object_faults(manifest: Manifest, budget: Budget) -> Iterator[Fault]:
     """Objects that are not those whose digests were stored: changed, emptied, deleted, added."""
     try:
-        attested = stored_digests(manifest) if is_folder(named(manifest.path)) else None
-        if attested is None or not attested.digests.objects:
+        if not is_folder(named(manifest.path)):
             return
-        wrong = mismatches(attested.digests.objects, objects_of(manifest, budget))
+        expected = expected_of(manifest, stored_digests(manifest))
+        if not expected.objects:
+            return
+        held = objects_of(manifest, budget)
+        if expected.own is not None:
+            held = {n: x for n, x in held.items() if n in expected.objects}
+        wrong = mismatches(expected.objects, held)
     except (FormatError, CoverageError):
         return  # reported by whoever reads the digests, or the objects
     if wrong:
@@ -66,20 +72,20 @@ def object_faults(manifest: Manifest, budget: Budget) -> Iterator[Fault]:
 def digest_faults(
     manifest: Manifest,
     found: Sequence[ItemStats],
-    expected: Mapping[str, str],
-    known: Collection[str],
+    expected: Expected,
+    known: Set[str],
     budget: Budget,
     progress: Progress | None = None,
 ) -> Iterator[Fault]:
     """Tensors that are not those whose digests were stored; tensors in `known` are reported as faulty already."""
-    if not expected:
+    if not expected.tensors and not expected.apart:
         return
     totals = merged(stats.sums for stats in found)
     taken: dict[str, str] = {}
     rest: list[str] = []
     for name, x in manifest.logical.items():
         total = totals.get(name, Sum())
-        if name in known:
+        if name in known or name in expected.divided:
             continue
         if total.count_bytes == x.nbytes:
             taken[name] = digest_of(x, total)
@@ -98,10 +104,14 @@ def digest_faults(
     taken |= {
         n: taken[x.name]
         for n, x in tied_and_absent(manifest).items()
-        if n in expected and x.name in taken
+        if n in expected.tensors and x.name in taken
     }
-    asked = {n: d for n, d in expected.items() if n not in known}
+    asked = {n: d for n, d in expected.tensors.items() if n not in known}
     wrong = mismatches(asked, taken)
+    if expected.own is not None and expected.apart and known.isdisjoint(expected.divided):
+        with Checkpoint(expected.own) as checkpoint:
+            apart = digests_of(checkpoint, budget, progress, names=expected.apart).tensors
+        wrong += mismatches(expected.apart, apart)
     if not wrong:
         return
     names = tuple(each.name for each in wrong)
