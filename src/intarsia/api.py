@@ -10,7 +10,7 @@ from intarsia.checkpoint import Checkpoint
 from intarsia.collector import seldom
 from intarsia.errors import ForeignNamesError, SectionError
 from intarsia.format.naming.section import TOP
-from intarsia.format.registry import read_manifest, sections_in
+from intarsia.format.registry import format_named, read_manifest, sections_in
 from intarsia.options import ConfigLike, PathLike, SectionLike
 from intarsia.planning.inventory import unread_sections
 from intarsia.run.budget import Budget
@@ -190,7 +190,7 @@ def open_pair(
 
 
 def _other(path: PathLike, config: ConfigLike, section: SectionLike) -> Checkpoint:
-    """B, by the section of A where it has one of that name."""
+    """B, by the section of A where it has one of that name; whole where A is."""
     wanted = [name.strip(".") or TOP for name in sections_in(section)]
     try:
         found = open(path, config)
@@ -199,7 +199,8 @@ def _other(path: PathLike, config: ConfigLike, section: SectionLike) -> Checkpoi
             raise
         return open(path, config, section)
     held = {item.name for item in found.manifest.inventory if item.kind == "section"}
-    if not wanted or not held.issuperset(wanted):
+    whole = TOP in wanted and format_named(found.manifest.format).keeps_names
+    if not wanted or not (whole or held.issuperset(wanted)):
         return found
     found.close()
     return open(path, config, section)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -315,52 +314,6 @@ def test_a_section_is_compared_with_the_one_of_its_name_where_both_sides_have_it
     assert [x.max_abs for x in intarsia.diff(a, same, section="ema")] == [0]
     intarsia.convert(a, tmp_path / "hf", to="hf", section="ema")
     assert intarsia.verify(a, tmp_path / "hf", section="ema")
-
-
-@pytest.mark.parametrize(
-    "keys", [("model", "optim"), ("net", "trainer.opt"), ("app.model", "app.optim")]
-)
-def test_the_whole_state_dict_is_loaded_by_torch_under_its_own_keys(
-    tmp_path: Path, keys: tuple[str, str]
-) -> None:
-    def template(seed: int) -> dict[str, Any]:
-        torch.manual_seed(seed)
-        model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Linear(4, 3, bias=False))
-        optimizer = adam(model.parameters())
-        model(torch.randn(5, 6)).sum().backward()
-        optimizer.step()
-        return dict(zip(keys, get_state_dict(model, optimizer), strict=True)) | {"epoch": seed}
-
-    saved = template(7)
-    src, out = write_dcp(tmp_path / "src", saved), tmp_path / "out"
-    intarsia.convert(src, out, to="dcp", mesh="fsdp=2", section=".")
-    assert_same(read_dcp(out), read_dcp(src))
-    into = template(1)
-    dcp.load(into, checkpoint_id=out, no_dist=True)
-    weights, state = keys
-    assert into["epoch"] == 7
-    assert_same(into[weights], saved[weights])
-    for name, kinds in saved[state]["state"].items():
-        assert_same(into[state]["state"][name], kinds)
-    assert into[state]["param_groups"] == saved[state]["param_groups"]
-    assert intarsia.verify(out)
-    assert intarsia.verify(src, out, section=".")
-    for pair in ((src, out), (out, src)):
-        said = command("verify", *pair)
-        assert said.status == 1
-        assert f"with `{weights}.` before them: `--section .` compares both" in said.out
-
-
-@pytest.mark.parametrize("key", ["optimizer", "opt"])
-def test_an_optimizer_alone_is_carried_under_its_own_key(tmp_path: Path, key: str) -> None:
-    saved = {key: get_state_dict(*trained())[1]}
-    src, out = write_dcp(tmp_path / "src", saved), tmp_path / "out"
-    intarsia.convert(src, out, to="dcp", mesh="fsdp=2", section=".")
-    assert_same(read_dcp(out), read_dcp(src))
-    assert intarsia.verify(src, out, section=".")
-    assert intarsia.verify(src, out)
-    with pytest.raises(SectionError, match=rf"no section 'model'\n.*its sections: {key}$"):
-        intarsia.open(src, section="model")
 
 
 def test_tensors_beside_the_model_are_carried_by_name(tmp_path: Path) -> None:

@@ -209,9 +209,12 @@ def _attest(
 ) -> None:
     """Write the digests of what was written, once they are what the source's promise."""
     with paused():
-        written = format_named(job.request.to).read(staging.folder, job.config)
+        writer = format_named(job.request.to)
+        section = job.src.section if writer.keeps_keys and job.src.saved else ()
+        written = writer.read(staging.folder, job.config, section=section)
     work = Work(job.wanted.targets, arrangement, sums, {name for name, _ in losses})
     found = attest(written, work, job.src, job.budget)
     known = {*arrangement.files, *arrangement.closing, digests_file(arrangement)}
-    found = replace(found, files=marks_beside(staging.folder, known))
+    files = marks_beside(staging.folder, known)
+    found = replace(found, files=files, section=section)
     staging.write_small(digests_file(arrangement), found.as_bytes())

@@ -135,8 +135,10 @@ def _check(request: Request) -> None:
 
 
 def _check_named(src: Manifest, request: Request, writer: Format) -> None:
-    """Raise where state is to be written of which nothing says whose it is; numbers may stay numbers."""
+    """Raise where state is to be written of which nothing says whose it is; numbers may stay numbers, and keys what they are."""
     if src.state_unclear is None or request.optimizer == "drop":
+        return
+    if writer.keeps_keys and src.saved:
         return
     if not (both_keep_names(src, writer) and any(map(is_numbered_name, src.logical))):
         raise src.state_unclear

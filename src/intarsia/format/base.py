@@ -129,6 +129,9 @@ class Format(ABC):
     sharded = True
     carries_anything = True
 
+    keeps_keys = False
+    """Whether a state dict that is carried whole keeps its keys, its objects and its nesting."""
+
     header_files: tuple[str, ...] = ()
     """Files that say what the others hold, by their names in the folder of a checkpoint."""
 

@@ -28,6 +28,8 @@ def entries_to_write(
     writer = format_named(request.to)
     if not wanted.entries:
         return EntriesToWrite(writer.entries_for_weights(src, partial(_named_entries, src)))
+    if writer.keeps_keys and src.saved:
+        src = replace(src, entries=src.saved.objects)
     entries = read_entries(src, budget.memory_bytes // 2)
     groups, number = partial(groups_of, src, entries), partial(_number, src)
     return writer.entries_to_write(Source(src, entries, groups, number), wanted)

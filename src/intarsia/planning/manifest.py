@@ -109,6 +109,14 @@ class Side:
     path: str
 
 
+@frozen
+class Saved:
+    """A state dict that is carried whole: its objects as they are, and the path to each key in what was nested."""
+
+    objects: Mapping[str, Entry]
+    paths: Mapping[str, tuple[str | int, ...]]
+
+
 @frozen_open
 class Manifest:
     """Everything that is known of a checkpoint from its headers.
@@ -120,7 +128,7 @@ class Manifest:
     `in_memory_files` are contents that no file on disk holds as such, by the name that chunks give for a file.
     `stamps` of files (length, times, inode) tell a later reader that they are still those.
     `inventory` names every file of the folder and every section, with its role and its fate;
-    `section` is what the user chose among those.
+    `section` is what the user chose among those, and `saved` is there where that is the whole state dict.
     `state_unclear` is to be raised by whoever needs the parameter that each optimizer state is of;
     `state_by_order` says that this is known by the order of the model's parameters alone.
     `given` is the path by which it was asked for: its own, or that of the run it is of; `chosen` are
@@ -151,6 +159,7 @@ class Manifest:
     chosen: tuple[str, ...] = ()
     stamps: Mapping[str, tuple[int, int, int, int]] = field(default_factory=dict)
     section: tuple[str, ...] = ()
+    saved: Saved | None = None
     state_unclear: IntarsiaError | None = None
     state_by_order: bool = False
     quantised: Quantised = NOT_QUANTISED

@@ -27,6 +27,7 @@ from intarsia.format.hf.safetensors_metadata import as_file, kept_metadata
 from intarsia.format.naming.find_sections import explained
 from intarsia.format.naming.logical_names import divided, name_tensors
 from intarsia.format.naming.quantised_names import MODELOPT, modelopt_of
+from intarsia.format.naming.section import TOP
 from intarsia.format.naming.sections import Sections
 from intarsia.format.naming.wrappers import bare, unwrapped
 from intarsia.format.optimizer_state.numbered_state import (
@@ -36,7 +37,7 @@ from intarsia.format.optimizer_state.numbered_state import (
     parameters_by_number,
 )
 from intarsia.format.optimizer_state.optimizer_names import state_in, unnumbered_error
-from intarsia.planning.manifest import Manifest, Target
+from intarsia.planning.manifest import Manifest, Saved, Target
 from intarsia.state.names import StateName
 from intarsia.store.reading.folder import Folder
 from intarsia.store.reading.lookup import exists, is_file, is_folder, listed, size_of
@@ -46,6 +47,7 @@ class Dcp(Archives):
     """The format `dcp`."""
 
     name = "dcp"
+    keeps_keys = True
     header_metadata = True
     flat_groups = True
 
@@ -68,6 +70,7 @@ class Dcp(Archives):
         metadata_kept: dict[str, str] = {}
         with going_on(complain, HEADERS):
             metadata_kept = kept_metadata(path)
+        saved = Saved(metadata.objects, metadata.paths) if TOP in section else None
         metadata = with_given(metadata)
         objects, paths = metadata.objects, metadata.paths
         tensors = {s.name: s for s in map(stored_of, metadata.tensors.values())}
@@ -93,6 +96,7 @@ class Dcp(Archives):
             problems=named.problems,
             notes=(*named.notes, *_remarks(numbers, by_order, unclear)),
             section=tuple(section),
+            saved=saved,
             state_unclear=unclear or named.unclear,
             state_by_order=by_order,
             quantised=named.quantised,

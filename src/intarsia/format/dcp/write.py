@@ -18,12 +18,11 @@ from intarsia.format.arrangement import SlotColumns, SlotPlaces, Wrapped
 from intarsia.format.base import PAGE_BYTES, Arrangement, Held, WriteOptions
 from intarsia.format.dcp.metadata import METADATA, Metadata, TensorRecord
 from intarsia.format.dcp.metadata_write import write_metadata
-from intarsia.format.dcp.optimizer_key import optimizer_key, with_optimizer_at
+from intarsia.format.dcp.own_keys import with_own_keys
 from intarsia.format.torch_file.torch_frame import Frame, frame
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.chunks import Chunks, Numbers, Places, repeated
-from intarsia.planning.manifest import Entry, Target
-from intarsia.state.names import ROOT
+from intarsia.planning.manifest import Entry, Manifest, Target
 
 LINE_BYTES = 64
 _OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
@@ -115,8 +114,8 @@ class Files:
 
 def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
     """The files of a checkpoint whose tensors are cut as the mesh asks."""
-    held, key = cut_by(options.mesh, targets), optimizer_key(options.source)
-    return lay_out(held, options.entries, options.mesh.size, key)
+    held = cut_by(options.mesh, targets)
+    return lay_out(held, options.entries, options.mesh.size, options.source)
 
 
 def cut_by(mesh: Mesh, targets: Iterable[Target]) -> Iterator[Held]:
@@ -125,14 +124,17 @@ def cut_by(mesh: Mesh, targets: Iterable[Target]) -> Iterator[Held]:
 
 
 def lay_out(
-    held: Iterable[Held], entries: Mapping[str, bytes], ranks: int, key: str = ROOT
+    held: Iterable[Held],
+    entries: Mapping[str, bytes],
+    ranks: int,
+    source: Manifest | None = None,
 ) -> Arrangement:
-    """The files of a checkpoint, from the ranks that hold each box of each tensor; `key` is the optimizer's."""
+    """The files of a checkpoint, from the ranks that hold each box of each tensor."""
     files = Files(ranks)
     slots, tensors = place_all(files, held)
     objects = {name: files.append(name, data) for name, data in sorted(entries.items())}
     paths = {name: (name,) for name in (*tensors, *objects)}
-    metadata = with_optimizer_at(key, Metadata(tensors, objects, paths, {}))
+    metadata = with_own_keys(source, Metadata(tensors, objects, paths, {}))
     return Arrangement(files.sizes, slots, files.fixed, {METADATA: write_metadata(metadata)})
 
 
