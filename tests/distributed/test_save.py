@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import json
 import os
 import time
@@ -23,6 +24,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 import intarsia
 from intarsia.live import background
 from intarsia.live.saving import copying
+from intarsia.store.writing import staging
 from tests.distributed.ranks import on_ranks, outcomes
 from tests.distributed.small_model import build, everything, optimizer_of, step
 
@@ -180,6 +182,36 @@ def shapes(folder: Path) -> str:
 def test_one_name_with_two_shapes_is_refused(tmp_path: Path) -> None:
     for said in on_ranks(2, shapes, tmp_path):
         assert "F32 [2, 2] on rank 0 and F32 [3, 2] on rank 1" in said
+
+
+def elsewhere(folder: Path) -> list[str]:
+    """Rank 1 has another path, or another disk under the same one, with what a killed run left there."""
+    rank = dist.get_rank()
+    left = folder / ".ck-1.intarsia-partial"
+    if rank == 1:
+        left.mkdir()
+        (left / "__1_0.distcp").write_bytes(bytes(4096))
+    told = []
+    saving = importlib.import_module("intarsia.live.saving.write")
+    staging.AWAIT_SECONDS = 0.5
+    held = {"w": DTensor.from_local(torch.ones(2), init_device_mesh("cpu", (2,)), [Shard(0)])}
+    for where in ("other path", "other disk"):
+        if where == "other disk":
+            saving.real = lambda path: "ck"
+        try:
+            intarsia.save(folder / f"ck-{rank}", held)
+        except intarsia.IntarsiaError as error:
+            told.append(str(error))
+    return told
+
+
+def test_a_rank_that_would_write_elsewhere_stops_all(tmp_path: Path) -> None:
+    first, second = on_ranks(2, elsewhere, tmp_path)
+    for told in (first, second):
+        assert "rank 1 was called with something else than rank 0" in told[0]
+        assert f"destination: {tmp_path}/ck-0 on rank 0, {tmp_path}/ck-1 on rank 1" in told[0]
+        assert f"does not see {tmp_path}/.ck-1.intarsia-partial, which rank 0 has made" in told[1]
+    assert [x.name for x in tmp_path.iterdir()] == [".ck-1.intarsia-partial"]
 
 
 def without_closing(folder: Path) -> bool:

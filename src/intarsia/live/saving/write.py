@@ -30,11 +30,12 @@ from intarsia.live.saving.plan import SavePlan
 from intarsia.live.saving.replicas import Key, check_replicas
 from intarsia.live.saving.snapshot import Snapshot
 from intarsia.run.progress import Progress
-from intarsia.run.ranks.crew import Crew
+from intarsia.run.ranks.crew import Crew, check_alike
 from intarsia.run.sharing import share_out
 from intarsia.run.sums.checksum import crc32
 from intarsia.run.sums.hashing import merged
 from intarsia.store.address import named
+from intarsia.store.reading.lookup import real
 from intarsia.store.writing.staging import Staging
 
 
@@ -61,24 +62,31 @@ def write(
         if team.rank == 0:
             staging.check()
         statement = _statement(what, team)
-        statements.value = statement.digest
+        statements.value = statement.digest, {"destination": str(real(staging.destination))}
+    check_alike([facts for _, facts in statements.values])
+    statements_of = [digest for digest, _ in statements.values]
     try:
         with team.together(to_first=True) as said:
-            said.value = statement.said(statements.values, team.rank)
+            said.value = statement.said(statements_of, team.rank)
         plan: SavePlan | IntarsiaError | None = None
+        folder: int | None = None
         with team.together():
             if team.rank == 0:
                 try:
-                    plan = SavePlan.of(heard(said.values, statements.values))
+                    plan = SavePlan.of(heard(said.values, statements_of))
                 except IntarsiaError as error:  # all ranks raise what is wrong with what they hold
                     plan = error
                 else:
                     _begin(staging, plan.arrangement)
-        outline = team.broadcast(plan.outline if isinstance(plan, SavePlan) else plan)
+                    folder = staging.folder_number
+        said_of_plan = plan.outline if isinstance(plan, SavePlan) else plan
+        outline, folder = team.broadcast((said_of_plan, folder))
         if isinstance(outline, IntarsiaError):
             raise outline
         task = team.scatter(plan.tasks if isinstance(plan, SavePlan) else ())
         with team.together(to_first=True) as sums:
+            if team.rank:
+                staging.await_folder(folder)  # of a run that was killed there may be another
             digests = SaveDigests.of(outline.tensors, outline.config)
             writer = _Writer(staging, digests)
             sums.value = writer.write(what, task, workers, progress)
