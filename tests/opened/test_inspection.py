@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
+import shutil
 from pathlib import Path
 
 import pytest
@@ -69,3 +71,16 @@ def test_what_is_wrong_is_told(root: Path, tmp_path: Path) -> None:
     assert found.tensors == len(shapes(CONFIG)) - 1
     with pytest.raises(intarsia.UsageError, match="did you mean"):
         intarsia.explain(root / "hf", "model.layers.1.mlp.gate.weight")
+
+
+def test_a_rank_s_own_part_is_not_called_complete(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root / "dcp", tmp_path / "part")
+    metadata = tmp_path / "part" / ".metadata"
+    said = pickle.loads(metadata.read_bytes())
+    said.state_dict_metadata[GATE].chunks.pop()
+    metadata.write_bytes(pickle.dumps(said))
+    found = intarsia.inspect(tmp_path / "part")
+    assert not found.complete
+    (problem,) = found.problems
+    assert f"the chunks of `{GATE}` do not tile it" in problem
+    assert "complete    no" in str(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Any
 
@@ -14,6 +14,8 @@ from intarsia.opened.parameters import parameters_of
 from intarsia.options import ConfigLike, PathLike, SectionLike
 from intarsia.planning.inventory import Fate, Item, lines
 from intarsia.planning.manifest import Manifest
+from intarsia.planning.proof import prover_of
+from intarsia.planning.whole_tensor import not_whole
 from intarsia.quantity import human
 
 
@@ -50,7 +52,7 @@ class Inspection:
     """What the headers of a checkpoint say; its text is what `intarsia inspect` prints.
 
     `parameters` are the model's: of quantised weights those that they stand for, and no scales.
-    `complete` says whether every tensor is there, and every scale that a quantised one needs.
+    `complete` says whether every tensor is there with all of its elements, and every scale that a quantised one needs.
     """
 
     path: str
@@ -125,6 +127,15 @@ class Inspection:
         return "\n".join(f"{name:<12}{text}" for name, text in rows)
 
 
+def _untiled(manifest: Manifest) -> Iterator[str]:
+    """What is wrong with the chunks of stored tensors."""
+    links = prover_of(manifest).links
+    sound = {id(stored) for stored in links.in_columns.values()}
+    for stored in not_whole(manifest.stored):
+        if id(stored) not in sound and (gap := links.stored_fault(stored)) is not None:
+            yield gap.text
+
+
 def inspect(path: PathLike, config: ConfigLike = None, section: SectionLike = None) -> Inspection:
     """What a checkpoint is and whether it is complete; only its headers are read.
 
@@ -132,6 +143,7 @@ def inspect(path: PathLike, config: ConfigLike = None, section: SectionLike = No
     """
     found = read_manifest(path, config, section=section)
     q, counted = found.quantised, parameters_of(found)
+    wrong = (*_untiled(found), *(fault.text for fault in q.faults))
     return Inspection(
         path=found.path,
         format=found.format,
@@ -142,8 +154,8 @@ def inspect(path: PathLike, config: ConfigLike = None, section: SectionLike = No
         dtypes=dict(Counter(s.dtype.name for s in found.stored.values())),
         files=dict(found.files),
         entries=len(found.entries),
-        complete=not found.absent and not q.faults,
-        problems=(*map(str, found.problems), *(fault.text for fault in q.faults)),
+        complete=not found.absent and not wrong,
+        problems=(*map(str, found.problems), *wrong),
         inventory=found.inventory,
         quantised=Quantised(str(q), len(q.weights)) if q else None,
         notes=found.notes,
