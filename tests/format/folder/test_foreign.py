@@ -49,6 +49,7 @@ NAMES = [
     (("adapter_model.bin", "adapter_config.json"), "PEFT adapter in a pickle", "PeftModel"),
     (("consolidated.00.pth", "params.json"), "Meta's own Llama files", "convert_llama_weights_to_hf"),
     (("weights/.metadata", "context/model.yaml"), "NeMo 2", "export_ckpt"),
+    (("__0.metadata", "__0_0.distcp", "__1.metadata", "__1_0.distcp"), "metadata of each rank's own", "without use_collectives=False"),
     (("_CHECKPOINT_METADATA", "d/abc", "manifest.ocdbt"), "Orbax", "PyTreeCheckpointer"),
     (("checkpoint", "model.ckpt-100.index", "model.ckpt-100.data-00000-of-00001"), "TensorFlow checkpoint", "tf.train.load_checkpoint"),
     (("saved_model.pb", "variables/x"), "SavedModel", "tf.saved_model.load"),

@@ -110,6 +110,8 @@ class Dcp(Archives):
         """Data files that lack their metadata, in the folder or in one of its iterations."""
         for folder in (path, *listed(path, "iter_*")) if is_folder(path) else ():
             files, metadata = listed(folder, "*.distcp"), folder / METADATA
+            if listed(folder, f"__*{METADATA}"):
+                continue  # each rank's own, which is another kind of save
             if files and not (exists(metadata) and size_of(metadata)):
                 text = f"{len(files)} data files and no {METADATA}, which is written last"
                 if exists(metadata):

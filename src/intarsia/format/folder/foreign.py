@@ -85,6 +85,10 @@ NO_METADATA = Foreign(
     "a torch.distributed.checkpoint without .metadata, which says what lies where",
     "restore .metadata from where it was saved; a save that was cut off never had one",
 )
+RANKS_METADATA = Foreign(
+    "a torch.distributed.checkpoint with metadata of each rank's own (use_collectives=False)",
+    "load it with dcp.load on as many ranks as saved it, and save it again without use_collectives=False",
+)
 ZERO = Foreign(
     "a DeepSpeed ZeRO checkpoint",
     "`python -m deepspeed.utils.zero_to_fp32 {run} OUT --safe_serialization` (or the zero_to_fp32.py"
@@ -133,6 +137,7 @@ _BY_NAMES = (
     (r"mp_rank_\d+_model_states\.pt", DEEPSPEED),
     (r"model_world_size_\d+_rank_\d+\.pt", VERL),
     (r"pytorch_model_fsdp(_\d+)?_rank\d+\.bin", ACCELERATE_RANKS),
+    (r"__\d+\.metadata", RANKS_METADATA),
     (r"_CHECKPOINT_METADATA|manifest\.ocdbt|ocdbt\.process_\d+", ORBAX),
     (r"pytorch_model(\.[^.]+)?\.bin|pytorch_model.*\.bin\.index(\..+)?\.json|pytorch_model-\d+-of-\d+\.bin", PICKLED_MODEL),
     (r"pytorch_model_fsdp(_\d+)?\.bin", PICKLED_WEIGHTS),
