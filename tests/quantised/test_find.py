@@ -235,3 +235,10 @@ def test_parts_come_in_the_order_in_which_they_are_stored() -> None:
         stored = {name: torch.ones(4, 4, dtype=torch.int32) for name in names}
         _, weight = find_quantised(headers(stored), None).weights
         assert [part.word for part in weight.others] == [x for x in order if x != "_packed"]
+
+
+def test_both_kinds_of_fp8_without_scales_are_named() -> None:
+    kinds = (torch.float8_e5m2, torch.float8_e4m3fn)
+    stored = {f"{k}.weight": torch.ones(2, 2).to(kind) for k, kind in enumerate(kinds)}
+    (note,) = find_quantised(headers(stored), None).notes
+    assert note.startswith("2 tensors are F8_E4M3 or F8_E5M2 without scales")

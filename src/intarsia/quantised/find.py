@@ -211,8 +211,9 @@ def _notes(alike: Iterable[Alike], lone: list[Part], scheme: Scheme | None) -> I
         yield f"the scheme {scheme} is not known: {unknown:,} modules are carried name by name, and no mesh cuts them"
     plain = [part for part in lone if part.dtype.name.startswith("F8")]
     if plain:
+        types = " or ".join(sorted({str(part.dtype) for part in plain}))
         yield (
-            f"{len(plain):,} tensors are {plain[0].dtype} without scales, and no configuration says that"
+            f"{len(plain):,} tensors are {types} without scales, and no configuration says that"
             f" they are quantised: they are read as numbers of that type, `{plain[0].name}` among them"
         )
     if scheme is not None and not counts:
