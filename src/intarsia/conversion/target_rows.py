@@ -56,9 +56,9 @@ def rows_for(src: Manifest, request: Request, writer: Format, dropped: Set[str])
         return _name_by_name(src, request, writer, dialect)
     model = list(model_rows(src, request, writer, table, dialect))
     rows = [*model, *state_rows(model, src.logical, writer, dropped)]
-    covered = {name for row in rows for name in row.layout.tensors}
-    covered |= dropped
-    rest = [s for s in src.stored.values() if not covered.issuperset(s.layout.tensors)]
+    covered = {name for row in rows for name in row.layout.tensors or (row.name,)} | dropped
+    held = ((s, s.layout.tensors or (s.name,)) for s in src.stored.values())
+    rest = [s for s, names in held if not covered.issuperset(names)]
     if not writer.carries_anything:
         rest = [s for s in rest if not is_state(s.name)]
         lost = [s.on_disk for s in rest if not table.is_beside_the_text(s.name)]
