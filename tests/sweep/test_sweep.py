@@ -19,6 +19,8 @@ HARD = (
     Type("gemma", "causal"),  # a buffer beside a parameter
     Type("glm4_moe_lite", "causal"),  # mlp_layer_types
     Type("gpt_oss", "causal"),
+    Type("qwen3_moe", "base"),  # an inner model alone, whose names lack the outer one's word
+    Type("gemma3", "base"),
     Type("llama4", "image-text"),  # complex buffers
     Type("paligemma", "image-text"),
     Type("qwen3_next", "causal"),

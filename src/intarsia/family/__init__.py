@@ -123,6 +123,8 @@ def _table(config: str, zero_centered: bool | None) -> Table:
         roots = {"hf": table.hf, "hf-fused": table.hf, "hf-module": table.module}
         for dialect, root in roots.items():
             table.respell(f"{dialect}-bare", dialect, root.partition(".")[0] + ".", "")
+        table.dialects["hf-module-usual"] = table.dialects["hf-module"]
+        table.dialects["hf-module"] = table.dialects.pop("hf-module-bare")
     answers = any(kind.endswith("ForQuestionAnswering") for kind in table.architectures)
     if answers and table.family in ANSWERING:
         for dialect in ("hf", "hf-fused", "hf-module"):
