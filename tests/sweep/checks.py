@@ -233,7 +233,8 @@ def _logits(model: Any, reference: Any) -> Any:
         try:
             with torch.no_grad():
                 out = model(**given, **extra)
-            return out.logits if hasattr(out, "logits") else out[0]
+            found = out.logits if hasattr(out, "logits") else out[0]
+            return found[0] if isinstance(found, tuple) else found
         except Exception as error:
             first = first or error
     assert first is not None

@@ -55,7 +55,10 @@ def class_of(type_: Type) -> Any:
     from transformers.models.auto import modeling_auto
 
     name = getattr(modeling_auto, (KINDS | MORE_KINDS)[type_.kind])[type_.name]
-    return getattr(transformers, name if isinstance(name, str) else name[0])
+    name = name if isinstance(name, str) else name[0]
+    if not hasattr(transformers, name):
+        raise CannotBuildError(f"Transformers does not export {name}")
+    return getattr(transformers, name)
 
 
 def tiny_config(type_: Type) -> Any:
