@@ -131,6 +131,35 @@ def through_megatron(s: Subject) -> None:
     _same(_files(back), _files(s.saved))
 
 
+def trained_and_saved(s: Subject) -> None:
+    """A model and its optimizer, saved live after a step, come back whole, and as a folder of the hub."""
+    import torch
+    from transformers import AutoConfig
+
+    wanted = s.reloaded and class_of(s.type).from_pretrained(s.saved)
+    optimizer = torch.optim.AdamW(wanted.parameters(), lr=1e-3)
+    for param in wanted.parameters():
+        param.grad = torch.randn_like(param)
+    optimizer.step()
+    there, hub = s.folder / "trained", s.folder / "trained-hub"
+    intarsia.save(there, wanted, optimizer)
+    with torch.device("meta"):
+        model = class_of(s.type)(AutoConfig.from_pretrained(s.saved))
+    intarsia.load(there, into=model)
+    again = torch.optim.AdamW(model.parameters(), lr=1.0)
+    intarsia.load(there, into=model, optimizer=again)
+    _same(model.state_dict(), wanted.state_dict())
+    _same(_state(model, again), _state(wanted, optimizer))
+    intarsia.convert(there, hub, to="hf", dialect="hf", optimizer="drop")
+    _same(class_of(s.type).from_pretrained(hub).state_dict(), wanted.state_dict())
+
+
+def _state(model: Any, optimizer: Any) -> dict[str, Any]:
+    """The state of an optimizer by the names of the parameters."""
+    held = ((name, optimizer.state[param]) for name, param in model.named_parameters())
+    return {f"{name} {key}": x for name, state in held for key, x in state.items()}
+
+
 CHECKS: dict[str, Callable[[Subject], None]] = {
     "round trip": round_trip,
     "verify": verified,
@@ -139,7 +168,7 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
     "logits": logits,
     "hf-module": module_names,
 }
-VARIED = {**CHECKS, "megatron": through_megatron}
+VARIED = {**CHECKS, "megatron": through_megatron, "trained": trained_and_saved}
 
 
 def check(type_: Type, folder: Path) -> Iterator[tuple[str, str]]:
