@@ -307,6 +307,35 @@ def test_a_type_is_not_cast_in_the_state_either(tmp_path: Path) -> None:
     assert report.cast == ["up.weight.exp_avg"]
 
 
+@pytest.mark.parametrize(("was", "now"), [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_state_of_a_parameter_s_type_follows_the_parameter_as_torch_has_it(
+    was: str, now: str, tmp_path: Path
+) -> None:
+    def made(kind: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Sequential(nn.Linear(3, 2), nn.PReLU(init=0.1)).to(getattr(torch, kind))
+        model.scale = nn.Parameter(torch.tensor(1.0, dtype=getattr(torch, kind)))
+        return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    def stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        (model(torch.ones(3, dtype=model[0].weight.dtype)).sum() * model.scale).backward()
+        optimizer.step()
+
+    first, its = made(was)
+    stepped(first, its)
+    for state in its.state.values():
+        state["step"].fill_(257)  # which bfloat16 cannot hold
+    intarsia.save(tmp_path / "saved", first, its)
+    model, optimizer = made(now)
+    intarsia.load(tmp_path / "saved", model, optimizer)
+    by_torch, its_own = made(now)
+    by_torch.load_state_dict(first.state_dict())
+    its_own.load_state_dict(its.state_dict())
+    for _ in range(2):
+        assert all_of(model, optimizer) == all_of(by_torch, its_own)
+        stepped(model, optimizer)
+        stepped(by_torch, its_own)
+
+
 def test_values_of_parameters_that_the_optimizer_lacks_are_refused(tmp_path: Path) -> None:
     model = Tiny()
     optimizer = odd(model)

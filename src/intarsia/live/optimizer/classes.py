@@ -112,10 +112,14 @@ def classes_of(optimizer: Any) -> str | list[str]:
     return found[0] if len({*found}) == 1 else found
 
 
+def is_torchs(optimizer: Any) -> bool:
+    """Whether an optimizer is of one of torch's own classes."""
+    return type(optimizer).__module__.startswith("torch.optim.")
+
+
 def keeps_shape(kind: str, optimizer: Any) -> bool:
     """Whether a kind of state has its parameter's shape: all that torch's optimizers keep, but for Adafactor's factors."""
-    torchs = type(optimizer).__module__.startswith("torch.optim.")
-    return kind in SHAPED or (torchs and kind not in ("row_var", "col_var"))
+    return kind in SHAPED or (is_torchs(optimizer) and kind not in ("row_var", "col_var"))
 
 
 _DECIDED = ("decoupled_weight_decay",)
@@ -135,7 +139,7 @@ def check_class(stored: str | None, optimizer: Any, where: str) -> None:
 def check_kinds(name: str, stored: Collection[str], optimizer: Any, where: str) -> None:
     """Raise where the state stored of a parameter is not what a class of torch's keeps."""
     found = type(optimizer)
-    if not found.__module__.startswith("torch.optim.") or found.__name__ not in _KINDS:
+    if not is_torchs(optimizer) or found.__name__ not in _KINDS:
         return
     needed, allowed = (frozenset(words.split()) for words in _KINDS[found.__name__])
     if needed <= set(stored) <= needed | allowed:

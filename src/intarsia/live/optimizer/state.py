@@ -21,7 +21,7 @@ from intarsia.format.optimizer_state.parameter_groups import Groups
 from intarsia.layout import Layout
 from intarsia.live.model.holding import Holding, is_dtensor, is_present, memory_of
 from intarsia.live.model.names import modules_in
-from intarsia.live.optimizer.classes import check_kinds, keeps_shape
+from intarsia.live.optimizer.classes import check_kinds, is_torchs, keeps_shape
 from intarsia.live.optimizer.named import NamedOptimizer
 from intarsia.live.optimizer.several import check_shared, each_of, held_by
 from intarsia.live.optimizer.stepped import Stepped
@@ -157,6 +157,9 @@ def state_to_fill(
                 layout = Layout.of(logical[0], tuple(state[kind].shape))
                 out.holdings.append(Holding(f"{each.name}.{kind}", layout, state[kind]))
                 continue
+            of_param = manifest.logical.get(names[0])
+            if of_param is not None and of_param.dtype == manifest.logical[logical[0]].dtype:
+                stored = _as_param(kind, stored, each.param, held_by(optimizer.held, each.group))
             state[kind] = _like(each.param, old.get(kind), stored)
             if is_present(each.param):
                 layout = part_of(each.name, layout, state[kind])
@@ -251,6 +254,13 @@ def _counter(old: Any, stored: torch.dtype, each: Stepped, optimizer: Any) -> to
     beside = group.get("capturable") or group.get("fused")
     device = old.device if isinstance(old, torch.Tensor) else each.param.device if beside else "cpu"
     return torch.zeros((), dtype=stored, device=device)
+
+
+def _as_param(kind: str, stored: torch.dtype, param: torch.Tensor, optimizer: Any) -> torch.dtype:
+    """The type of a state that was stored in its parameter's: torch's classes compute with both at once."""
+    floating = stored.is_floating_point and param.is_floating_point()
+    follows = floating and kind != "step" and is_torchs(optimizer)
+    return param.dtype if follows else stored
 
 
 def _like(param: torch.Tensor, old: Any, stored: torch.dtype) -> torch.Tensor:
