@@ -108,8 +108,8 @@ def megatron_run(place: Path) -> tuple[Path, dict[str, Any]]:
 def common_state_of(folder: Path) -> tuple[Path, dict[str, Any]]:
     """The file of Megatron's common state, and what it holds."""
     (file,) = folder.glob("iter_*/common.pt")
-    with torch.serialization.safe_globals([Namespace]):
-        return file, torch.load(file)
+    torch.serialization.add_safe_globals([Namespace])
+    return file, torch.load(file)
 
 
 @pytest.mark.parametrize("was", [False, True])

@@ -18,6 +18,7 @@ from intarsia.format.megatron.common import (
     common_state,
     read_common,
     read_run_config,
+    tensor_of_one,
     whole,
 )
 from intarsia.format.megatron.configuration.written_arguments import arguments_for
@@ -36,6 +37,16 @@ def test_what_is_written_torch_reads() -> None:
     assert found == state
     assert vars(found["args"]) == {"num_layers": 4, "swiglu": True}
     assert archive(state) == archive(state)
+
+
+def test_a_number_is_written_as_the_tensor_that_torch_reads() -> None:
+    twice = tensor_of_one(0.1)
+    state = [{"scale": tensor_of_one(65536.0), "text": "x"}, twice, ("x", twice)]
+    (first, second, (text, third)) = torch.load(io.BytesIO(archive(state)), weights_only=True)
+    assert first["text"] == text == "x"
+    assert torch.equal(first["scale"], torch.tensor([65536.0]))
+    assert torch.equal(second, torch.tensor([0.1]))
+    assert torch.equal(third, second)
 
 
 def test_reading_runs_nothing(tmp_path: Path) -> None:

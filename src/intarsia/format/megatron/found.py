@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from intarsia.dtypes import DType
@@ -44,6 +44,11 @@ class Found:
             if name not in self.logical:
                 shape = shapes.get(parameter_of(name), stored.shape)
                 self.logical[name] = Logical(name, shape, stored.dtype)
+
+    def cannot_name(self, why: IntarsiaError, state: Iterable[str], where: str) -> None:
+        """Note optimizer state of which nobody can tell what belongs to which parameter."""
+        self.unclear = why
+        self.problems.append(Problem("", tuple(state), (), f"optimizer state stays {where}: {why}"))
 
     def count(self, steps: Mapping[str, Stored]) -> None:
         """Add steps that parameter groups count."""

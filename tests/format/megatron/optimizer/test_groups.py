@@ -15,6 +15,7 @@ from intarsia.format.megatron.optimizer.groups import (
     group_for,
     groups_in,
     optimizer_of,
+    repeats,
     step_for,
     steps_of,
 )
@@ -177,6 +178,28 @@ def test_settings_that_are_tensors_of_one_number_are_that_number() -> None:
     shared = {"optimizer.distributed.dp_group_idx_0.optimizer/shard_0_1": saved([state])}
     for found in (optimizer_of(common, {}), optimizer_of({}, shared)):
         assert groups_in(found) == [{"lr": 0.25, "step": 7}]
+
+
+def test_the_scale_of_the_loss_is_found_beside_the_groups_or_beside_buckets() -> None:
+    scaler = {"scale": torch.tensor([1024.0]), "growth_tracker": 7, "hysteresis_tracker": 2}
+    want = {"scale": 1024.0, "growth_tracker": 7, "hysteresis_tracker": 2}
+    common = read_object(saved({"optimizer": {0: {"grad_scaler": scaler}}}), "common")
+    assert optimizer_of(common, {}) == {0: {"grad_scaler": want}}
+    shared = {"optimizer.distributed.dp_group_idx_0.grad_scaler/shard_0_1": saved([scaler])}
+    groups = {"optimizer": {"param_groups": [{"wd_mult": 1.0, "step": 3}]}}
+    found = optimizer_of({"optimizer": groups}, shared)
+    assert found == groups | {"grad_scaler": want}
+    # Parallel experts divide by a scale of their own, which must be that of the loss.
+    assert chained_as(found, ROWS, chained=True)[1]["grad_scaler"] == want
+
+
+def test_what_ranks_say_of_buckets_is_not_missed_where_they_say_the_same() -> None:
+    place = "optimizer.distributed.dp_group_idx_"
+    groups = [saved([{"param_groups": [{"lr": lr}]}]) for lr in (0.1, 0.1, 0.2)]
+    entries = {f"{place}{k}.optimizer/shard_0_1": data for k, data in enumerate(groups)}
+    entries |= {f"{place}1.per_bucket_numel/shard_0_1": saved([{}]), "loader": saved(1)}
+    left = [name for name in entries if not repeats(entries, name)]
+    assert left == [f"{place}2.optimizer/shard_0_1", "loader"]
 
 
 def test_a_parameter_has_the_step_of_its_group_however_its_moments_are_stored() -> None:

@@ -84,8 +84,8 @@ def test_a_state_without_a_place_is_named(tmp_path: Path) -> None:
     """Megatron asks for layers by their numbers, and the states of all of them have other names then."""
     path, name = with_state(tmp_path, {"scale": 3})
     (file,) = path.glob("iter_*/common.pt")
-    with torch.serialization.safe_globals([Namespace]):
-        common = torch.load(file)
+    torch.serialization.add_safe_globals([Namespace])
+    common = torch.load(file)
     common["args"].hetereogenous_dist_checkpoint = True
     torch.save(common, file)
     done = intarsia.convert(path, tmp_path / "apart", to="torch_dist")

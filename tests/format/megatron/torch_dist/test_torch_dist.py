@@ -181,8 +181,8 @@ def test_layers_are_apart_where_the_arguments_of_the_run_make_megatron_ask_for_t
     tensors = made(tmp_path / "hf", "qwen3_moe", states=True)
     write_torch_dist(tmp_path / "hf", tmp_path / "td")
     file = iteration(tmp_path / "td") / "common.pt"
-    with torch.serialization.safe_globals([Namespace]):
-        common = torch.load(file)
+    torch.serialization.add_safe_globals([Namespace])
+    common = torch.load(file)
     vars(common["args"]).update(listed)
     torch.save(common, file)
     write_torch_dist(tmp_path / "td", tmp_path / "again", "tp=2,ep=3")
@@ -351,6 +351,21 @@ def test_buckets_that_nothing_fits_are_dropped_or_refused(tmp_path: Path, chain:
         assert_same(everything(tmp_path / f"to_{to}"), tensors)
 
 
+def test_state_that_megatron_gathered_into_objects_is_dropped_or_refused(tmp_path: Path) -> None:
+    """It is no tensor, and a checkpoint without it would not be equal."""
+    tensors, stored = stored_llama(tmp_path)
+    held = {"param": torch.ones(17), "exp_avg": torch.ones(17), "exp_avg_sq": torch.ones(17)}
+    name = "optimizer.distributed.dp_group_idx_0.param_state/shard_0_1"
+    gathered = {0: {"(torch.bfloat16, torch.float32)": held}}, "in one object"
+    where = by_hand(tmp_path / "hand", stored | {name: gathered})
+    assert name in intarsia.inspect(where).problems[0]
+    for to in ("hf", "torch_dist"):
+        with pytest.raises(FormatError, match=r"dp_zero_gather_scatter.*\n.*--optimizer drop"):
+            intarsia.convert(where, tmp_path / f"to_{to}", to=to)
+        intarsia.convert(where, tmp_path / f"to_{to}", to=to, optimizer="drop")
+        assert_same(everything(tmp_path / f"to_{to}"), tensors)
+
+
 def test_a_name_that_the_family_does_not_know(tmp_path: Path) -> None:
     _, stored = stored_llama(tmp_path)
     where = by_hand(
@@ -453,6 +468,28 @@ def test_resharding_keeps_groups_and_steps(tmp_path: Path) -> None:
     assert [group["step"] for group in groups] == [3.0, 3.0]
     assert state["content_metadata"]["distrib_optim_sharding_type"] == "fully_reshardable"
     assert (tmp_path / "td" / "latest_checkpointed_iteration.txt").read_text() == "10"
+
+
+def test_the_scale_of_a_loss_in_half_precision_arrives(tmp_path: Path) -> None:
+    """Megatron asks for a tensor, and multiplies by what it finds."""
+    made(tmp_path / "hf", "qwen3_moe", states=True)
+    write_torch_dist(tmp_path / "hf", tmp_path / "td")
+    file = iteration(tmp_path / "td") / "common.pt"
+    scaler = {"scale": torch.tensor([1024.0]), "growth_tracker": 7, "hysteresis_tracker": 2}
+    group = {"wd_mult": 1.0, "lr_mult": 1.0, "is_expert_parallel": False, "step": 3}
+    torch.serialization.add_safe_globals([Namespace])
+    common = torch.load(file)
+    groups = [group, group | {"wd_mult": 0.0}]
+    common["optimizer"] = {"optimizer": {"param_groups": groups}, "grad_scaler": scaler}
+    torch.save(common, file)
+    intarsia.convert(tmp_path / "td", tmp_path / "dcp", to="dcp")
+    for path, links in (("td", 1), ("dcp", 2)):
+        mesh = "ep=3" if links == 2 else "tp=2"
+        to = tmp_path / f"from {path}"
+        intarsia.convert(tmp_path / path, to, to="torch_dist", mesh=mesh)
+        found = torch.load(iteration(to) / "common.pt")["optimizer"]
+        each = [found[k] for k in range(links)] if links == 2 else [found]
+        assert [one["grad_scaler"] for one in each] == [scaler] * links
 
 
 def test_objects_without_a_place_are_named(tmp_path: Path) -> None:

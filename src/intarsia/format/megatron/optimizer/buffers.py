@@ -20,6 +20,11 @@ _BUCKET = re.compile(
     r"\.(?P<kind>\w+)$"
 )
 
+GATHERED = re.compile(
+    r"^(?:chained_\d{1,9}\.)?optimizer\.distributed\.dp_group_idx_\d{1,9}\.param_state/"
+)
+"""Objects that each hold all buffers of a rank: nothing in them says where a parameter begins."""
+
 
 class Place(NamedTuple):
     """Where a buffer belongs: a rank of an optimizer, and which of its buffers of one type."""

@@ -3,6 +3,7 @@
     optimizer.optimizer.param_groups      one optimizer: settings of each group, and its step
     optimizer.{0,1}.optimizer...          a chain of two, where experts are parallel
     optimizer.distributed.dp_group_idx_0.optimizer/shard_0_1    the same beside buckets
+    optimizer.grad_scaler                 the scale of the loss in fp16, a tensor, and its counters
 
 Which parameters a group is for is not written: Megatron's rule tells.  Experts that are parallel have
 groups of their own, vectors do not decay, and arguments of the run may add to that.  Groups that came from torch are kept beside, as they
@@ -20,7 +21,7 @@ from intarsia.dtypes import BY_NAME
 from intarsia.errors import FormatError
 from intarsia.format.optimizer_state.learning_rates import OVERRIDES
 from intarsia.format.optimizer_state.parameter_groups import Group, Groups, merged
-from intarsia.format.torch_file.plain import number_in, plain
+from intarsia.format.torch_file.plain import number_in, plain, whole
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.layout import Layout
 from intarsia.mesh import Box
@@ -31,9 +32,15 @@ FROM_TORCH = "torch_param_groups"
 """Where the common state keeps groups that came from torch."""
 
 SHARED = re.compile(
-    r"^(?:chained_(?P<link>\d{1,9})\.)?optimizer\.distributed\.dp_group_idx_0\.optimizer/"
+    r"^(?:chained_(?P<link>\d{1,9})\.)?optimizer\.distributed\.dp_group_idx_0\.(?P<part>optimizer|grad_scaler)/"
 )
-"""The objects that hold an optimizer's groups where its state is in buckets."""
+"""The objects that hold an optimizer's groups, and the scale of its loss, where its state is in buckets."""
+
+SCALER = "grad_scaler"
+_OF_BUCKETS = re.compile(
+    r"^(?P<link>(?:chained_\d+\.)?optimizer\.distributed\.dp_group_idx_)\d+"
+    r"\.(?:per_bucket_numel\w*|(?P<part>optimizer|grad_scaler))/(?P<shard>.*)$"
+)
 
 STEPS = "common state"
 """The file that chunks of steps give: numbers in a pickle are no elements at a place in a file."""
@@ -67,17 +74,29 @@ def optimizer_of(common: Mapping[str, Any], entries: Mapping[str, bytes]) -> dic
     found: dict[Any, Any] = said if isinstance(said, dict) else {}
     for name, data in entries.items():
         if parts := SHARED.match(name):
-            groups = read_object(data, name)
-            if not isinstance(groups, list) or len(groups) != 1:
+            held = read_object(data, name)
+            if not isinstance(held, list) or len(held) != 1:
                 raise FormatError(f"`{name}` is no list of one")
             link = parts["link"]
             into = found if link is None else found.setdefault(int(link), {})
             if not isinstance(into, dict):
                 raise FormatError(f"the optimizer's state {link} is no dictionary - at {name}")
-            into["optimizer"] = plain(groups[0])
-            _take_tensors(into["optimizer"], groups[0])
+            into[parts["part"]] = plain(held[0])
+            _take_tensors(into, {parts["part"]: held[0]})
     _take_tensors(found, common.get("optimizer"))
     return found
+
+
+def repeats(entries: Mapping[str, bytes], name: str) -> bool:
+    """Whether an entry only says how buckets are cut, or of another rank what is said of the first."""
+    found = _OF_BUCKETS.match(name)
+    if found is None or found["part"] is None:
+        return found is not None
+    first = entries.get(f"{found['link']}0.{found['part']}/{found['shard']}")
+    data = entries[name]
+    return first is not None and (
+        first == data or whole(read_object(first, name)) == whole(read_object(data, name))
+    )
 
 
 def groups_in(optimizer: Any) -> list[dict[str, Any]]:
@@ -143,19 +162,19 @@ def _is_step(step: Any) -> TypeGuard[float]:
 
 
 def _take_tensors(optimizer: Any, said: Any) -> None:
-    """Give groups the settings that are tensors of one number, and the step that undistributed optimizers keep beside.
+    """Give groups and scaler what is a tensor of one number, and groups the step that undistributed optimizers keep beside.
 
     `said` is the optimizer as it is stored, with its tensors.
     """
     if not isinstance(optimizer, dict) or not isinstance(said, dict):
         return
     state, groups = said.get("state"), groups_in({"param_groups": optimizer.get("param_groups")})
-    for group, stored in zip(
-        groups, groups_in({"param_groups": said.get("param_groups")}), strict=False
-    ):
-        for key, value in stored.items():
-            if type(number := number_in(value)) in (int, float):
-                group.setdefault(key, number)
+    stored = groups_in({"param_groups": said.get("param_groups")})
+    pairs = [*zip(groups, stored, strict=False), (optimizer.get(SCALER), said.get(SCALER))]
+    for one, other in pairs:
+        if isinstance(one, dict) and isinstance(other, dict):
+            numbers = {key: number_in(value) for key, value in other.items()}
+            one |= {k: x for k, x in numbers.items() if k not in one and type(x) in (int, float)}
     step: Any = number_in(state.get("common_step")) if isinstance(state, dict) else None
     for group in groups if _is_step(step) else ():
         # As Megatron writes it, where it is a whole number.

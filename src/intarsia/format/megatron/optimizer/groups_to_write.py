@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from intarsia.errors import FormatError, UsageError
-from intarsia.format.megatron.optimizer.groups import EXPERTS, groups_in, is_free
+from intarsia.format.megatron.optimizer.groups import EXPERTS, SCALER, groups_in, is_free
 from intarsia.format.optimizer_state.learning_rates import OVERRIDES
 from intarsia.format.optimizer_state.parameter_groups import Group, Groups, different_fields, merged
 
@@ -101,7 +101,9 @@ def chained_as(optimizer: dict[Any, Any], rows: Iterable[Row], chained: bool) ->
     if wanted:
         held = (g for g in groups if (g.get("wd_mult") == 0.0) in wanted)
         experts = [g | {"is_expert_parallel": True} for g in held]
-        return {0: optimizer, 1: {"optimizer": {"param_groups": experts}}}
+        # Each of a chain divides its gradients by a scale of its own, and the loss is multiplied by the first's.
+        scaler = {key: optimizer[key] for key in (SCALER,) if key in optimizer}
+        return {0: optimizer, 1: {"optimizer": {"param_groups": experts}, **scaler}}
     if sorted(optimizer, key=str) != [0, 1]:
         return optimizer
     found: dict[str, dict[str, Any]] = {}

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
+from intarsia.errors import FormatError, few
 from intarsia.family import Param, Table
 from intarsia.format.base import Arrangement, Located, ReadEntries, WriteOptions, refuse_section
 from intarsia.format.complaint import Complain, going_on, refuse
@@ -35,7 +36,7 @@ from intarsia.format.megatron.detection import (
 )
 from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT
 from intarsia.format.megatron.keys import Key, torch_dist_rows
-from intarsia.format.megatron.optimizer.buffers import is_bucket
+from intarsia.format.megatron.optimizer.buffers import GATHERED, is_bucket
 from intarsia.format.megatron.optimizer.groups import (
     SHARED,
     STEPS,
@@ -97,6 +98,8 @@ class TorchDist(MegatronFormat):
         settled = settle_config(config, args, metadata, root, complain)
         table = settled.table
         found = name_tensors(metadata, table, settled.config, str(root), complain)
+        if gathered := [name for name in entries if GATHERED.match(name)]:
+            found.cannot_name(_gathered(gathered, root), gathered, "in objects")
         groups: list[dict[str, Any]] = []
         steps: dict[str, Stored] = {}
         step_bytes = b""
@@ -174,6 +177,15 @@ class TorchDist(MegatronFormat):
 
     def arrange(self, targets: Sequence[Target], options: WriteOptions) -> Arrangement:
         return arrange(targets, options)
+
+
+def _gathered(names: Sequence[str], root: PurePath) -> FormatError:
+    return FormatError(
+        f"{root} holds the optimizer's state in {len(names)} objects, as Megatron gathers it on one rank"
+        f" (`dp_zero_gather_scatter`): {few(names, 2)}",
+        hint="save again with --dist-ckpt-optim-fully-reshardable, or convert with --optimizer drop",
+        tensors=tuple(names),
+    )
 
 
 def _leading(stored: Stored) -> int:

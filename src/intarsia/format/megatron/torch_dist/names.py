@@ -25,7 +25,6 @@ from intarsia.format.megatron.optimizer.state_tensors import (
 )
 from intarsia.mesh import Box, Shape
 from intarsia.planning.manifest import Chunk, Stored
-from intarsia.planning.problem import Problem
 from intarsia.state.names import ROOT
 
 _CHAINED = re.compile(r"^chained_\d+\.optimizer\.")
@@ -107,9 +106,7 @@ def _add_buckets(found: Found, buckets: list[TensorRecord], table: Table, where:
     except FormatError as error:
         for record in buckets:
             found.add(_as_stored(record))
-        found.unclear = error
-        text = f"optimizer state stays in Megatron's buckets: {error}"
-        found.problems.append(Problem("", tuple(r.name for r in buckets), (), text))
+        found.cannot_name(error, [r.name for r in buckets], "in Megatron's buckets")
 
 
 def _as_stored(record: TensorRecord) -> Stored:

@@ -30,6 +30,7 @@ from intarsia.format.megatron.common import (
     counters_of,
     iteration_to_resume,
     note_on_loading,
+    tensor_of_one,
 )
 from intarsia.format.megatron.configuration.written_arguments import (
     arguments_for,
@@ -47,7 +48,14 @@ from intarsia.format.megatron.optimizer.expert_optimizer import (
     note_on_experts,
     saved_later,
 )
-from intarsia.format.megatron.optimizer.groups import EXPERTS, FROM_TORCH, groups_in, optimizer_of
+from intarsia.format.megatron.optimizer.groups import (
+    EXPERTS,
+    FROM_TORCH,
+    SCALER,
+    groups_in,
+    optimizer_of,
+    repeats,
+)
 from intarsia.format.megatron.optimizer.groups_to_write import (
     as_megatron,
     chained_as,
@@ -107,6 +115,7 @@ def _left_behind(
         for name, data in options.entries.items()
         if name not in held
         and re.split(r"[./]", name)[0] not in known
+        and not ("optimizer" in state and repeats(options.entries, name))
         and not (is_extra_state(name) and says_nothing(name, data))
         and (not name.startswith(groups) or name in odd)
         and not (is_state(name) and plain(read_object(data, name)) == [])
@@ -224,6 +233,9 @@ def _optimizer(
     each = [v for k, v in found.items() if isinstance(k, int) and isinstance(v, dict)] or [found]
     for one in each:
         one["param_state_sharding_type"] = "fully_reshardable"
+        scaler = one.get(SCALER)
+        if isinstance(scaler, dict) and type(scaler.get("scale")) in (int, float):
+            one[SCALER] = scaler | {"scale": tensor_of_one(scaler["scale"])}
     return found
 
 
