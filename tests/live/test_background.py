@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -87,6 +88,35 @@ def test_a_save_that_fails_unnoticed_makes_the_process_fail(tmp_path: Path) -> N
     assert "step-1 was not saved" in done.stderr
     assert done.stdout == "trained\n"
     assert [p.name for p in (tmp_path / "step-1").iterdir()] == ["notes.txt"]
+
+
+def test_a_save_that_fails_unnoticed_makes_a_forked_process_fail(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def training(folder: Path, *, fails: bool) -> None:
+        intarsia.save(folder / "step-1", HELD, background=True)
+        if fails:
+            raise RuntimeError("training failed")
+
+    def told(folder: Path, *, fails: bool = False) -> tuple[int | None, str]:
+        forked = multiprocessing.get_context("fork").Process(
+            target=training, args=(folder,), kwargs={"fails": fails}
+        )
+        forked.start()
+        forked.join()
+        return forked.exitcode, capfd.readouterr().err
+
+    file = tmp_path / "file"
+    file.touch()
+    status, said = told(file)
+    assert status == 1
+    assert f"{file}/step-1 was not saved" in said
+    status, said = told(file, fails=True)
+    assert status == 1
+    assert f"{file}/step-1 was not saved" in said
+    assert "training failed" in said
+    assert told(tmp_path) == (0, "")
+    assert saved(tmp_path)
 
 
 def test_a_failure_that_was_handled_is_not_reported_again(tmp_path: Path) -> None:

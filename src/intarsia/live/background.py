@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cache
+from multiprocessing.util import Finalize
 from pathlib import PurePath
 from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
@@ -144,7 +145,7 @@ def save(
             where = absolute(given(path))  # the training may go to another folder meanwhile
         if not background:
             return write(where, what, team, **options)
-        _finish_before_the_end()
+        _finish_before_the_end(os.getpid())
         saving = Saving(path)
         saving.pause_seconds = time.perf_counter() - started
         global _last
@@ -213,12 +214,13 @@ def _leave(known: ReferenceType[Any]) -> None:
 
 
 @cache
-def _finish_before_the_end() -> None:
+def _finish_before_the_end(process: int) -> None:
     """Have the end of this process wait for its last save, whatever ends it."""
     assert concurrent.futures.thread
     # Later than this no pool takes work any more; `atexit` would be too late.
     threading._register_atexit(_finish)  # type: ignore[attr-defined]
     atexit.register(_fail_if_unnoticed)
+    Finalize(None, _end_of_forked, exitpriority=-100)  # after all others
     in_main = threading.current_thread() is threading.main_thread()
     if in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _end_after_saving)
@@ -227,6 +229,17 @@ def _finish_before_the_end() -> None:
 def _finish() -> None:
     if _last is not None:
         _last._join()
+
+
+def _end_of_forked() -> None:
+    """The same for a process that `multiprocessing` forked: it ends without `atexit`, its threads last of all."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    if sys.exc_info()[0] in (None, SystemExit):
+        _fail_if_unnoticed()
+    else:  # the error of the training is still to be shown, and makes the process fail
+        _print_failure()
 
 
 def _fail_if_unnoticed() -> None:
