@@ -166,7 +166,8 @@ def _examined(
     faults += undeclared(manifest)
     faults += declared_otherwise(manifest)
     faults += part_faults(manifest, known)
-    faults += trainer_file_faults(manifest, budget)
+    damaged, trained = trainer_file_faults(manifest, budget)
+    faults += damaged
     home = where if is_folder(where) else where.parent
     faults += map(fault_of, misleading(home, manifest.format))
     known |= {
@@ -184,6 +185,7 @@ def _examined(
         *links_to_nothing(manifest.inventory),
         *notes_of(found, faults),
         *notes_on_steps(found),
+        *trained,
         *notes_on_ends(manifest),
         *meant,
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
+from intarsia.checking.alone.trainer_steps import files_of_other_steps, step_of_run
 from intarsia.checking.fault import Fault
 from intarsia.errors import FormatError
 from intarsia.format.folder.inventory import is_training
-from intarsia.format.folder.trainer_files import STEPS, lost_half
+from intarsia.format.folder.trainer_files import OPTIMIZER, SCHEDULE, STEPS, lost_half
 from intarsia.format.torch_file.zip_directory import directory
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
@@ -23,26 +24,37 @@ from intarsia.store.reading.lookup import is_folder
 _FOLDER = re.compile(r"checkpoint-(\d+)")
 
 
-def trainer_file_faults(manifest: Manifest, budget: Budget) -> Iterator[Fault]:
-    """What is wrong with the files of a trainer in the folder of a checkpoint."""
+def trainer_file_faults(manifest: Manifest, budget: Budget) -> tuple[list[Fault], list[str]]:
+    """What is wrong with the files of a trainer in the folder of a checkpoint, and what is worth a note."""
+    found: list[Fault | str] = []
     root = named(manifest.path)
     held = [item.name for item in manifest.inventory if is_training(item)]
-    if not held or not is_folder(root):
-        return
-    with Folder(root) as folder:
-        for name in held:
-            if wrong := _wrong(folder, name, budget.window_bytes):
-                text = f"{name} is damaged: {wrong}"
-                yield Fault("entry-damaged", (), name, text, files=(name,))
-            elif name == STEPS and (found := _FOLDER.fullmatch(root.name)):
-                said = json.loads(folder.read(name, 0, folder.size(name)))
-                step = said.get("global_step") if isinstance(said, dict) else None
-                if type(step) is int and step != int(found[1]):
-                    text = f"{name} is of step {step:,}, its folder of step {int(found[1]):,}"
-                    yield Fault("steps-disagree", (), name, text, files=(name,))
-    if lost := lost_half(manifest.inventory, bool(state_among(manifest.logical))):
-        text = f"{lost}: Trainer goes on at that step with moments that begin anew"
-        yield Fault("state-missing", (), root.name, text)
+    if held and is_folder(root):
+        with Folder(root) as folder:
+            found += _damaged(folder, held, budget.window_bytes)
+            if not found and STEPS in held:
+                found += _another_step(folder, root.name)
+            if not found and {STEPS, OPTIMIZER, SCHEDULE} <= {*held}:
+                found += files_of_other_steps(folder)
+        if lost := lost_half(manifest.inventory, bool(state_among(manifest.logical))):
+            text = f"{lost}: Trainer goes on at that step with moments that begin anew"
+            found.append(Fault("state-missing", (), root.name, text))
+    return [x for x in found if isinstance(x, Fault)], [x for x in found if isinstance(x, str)]
+
+
+def _damaged(folder: Folder, held: Iterable[str], window_bytes: int) -> Iterator[Fault]:
+    for name in held:
+        if wrong := _wrong(folder, name, window_bytes):
+            text = f"{name} is damaged: {wrong}"
+            yield Fault("entry-damaged", (), name, text, files=(name,))
+
+
+def _another_step(folder: Folder, called: str) -> Iterator[Fault]:
+    """A step of the run that is not the one that its folder is named by."""
+    number, step = _FOLDER.fullmatch(called), step_of_run(folder)
+    if number and step is not None and step != int(number[1]):
+        text = f"{STEPS} is of step {step:,}, its folder of step {int(number[1]):,}"
+        yield Fault("steps-disagree", (), STEPS, text, files=(STEPS,))
 
 
 def _wrong(folder: Folder, name: str, window_bytes: int) -> str:

@@ -197,6 +197,6 @@ ALONE = (
         FaultKind("steps-disagree",
             "parameters that are always trained together are at different steps",
             "continue from a save whose counters agree: Adam's bias correction uses them",
-            row="parameters that are always trained together are at different steps (an expert that torch stepped may be behind, and a parameter that no gradient has reached at 0), or the iteration is not its folder's"),
+            row="parameters that are always trained together are at different steps (an expert that torch stepped may be behind, and a parameter that no gradient has reached at 0); the iteration is not its folder's, or one of Trainer's `optimizer.pt` and `scheduler.pt` counts other steps than the other and `trainer_state.json`"),
     ),
 )  # fmt: skip

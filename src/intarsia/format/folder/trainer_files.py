@@ -9,7 +9,8 @@ from intarsia.planning.inventory import Item, Role
 
 STEPS = "trainer_state.json"
 _ARGUMENTS = "training_args.bin"
-_SCHEDULE = "scheduler.pt"
+SCHEDULE = "scheduler.pt"
+OPTIMIZER = "optimizer.pt"
 
 
 def is_run_state(name: str) -> bool:
@@ -27,10 +28,10 @@ def lost_half(inventory: Sequence[Item], holds_state: bool) -> str:
     if STEPS not in held or any(item.name.startswith("global_step") for item in inventory):
         return ""
     optimizers = _optimizers(inventory)
-    if _SCHEDULE in held and not optimizers and not holds_state:
-        return f"{_SCHEDULE} and {STEPS} are there, and no optimizer state"
-    if _SCHEDULE not in held and optimizers:
-        return f"{optimizers[0]} and {STEPS} are there, and no {_SCHEDULE}"
+    if SCHEDULE in held and not optimizers and not holds_state:
+        return f"{SCHEDULE} and {STEPS} are there, and no optimizer state"
+    if SCHEDULE not in held and optimizers:
+        return f"{optimizers[0]} and {STEPS} are there, and no {SCHEDULE}"
     return ""
 
 

@@ -35,6 +35,8 @@ from intarsia.frozen import frozen
 _HEAD_BYTES = 1024
 _TAIL_BYTES = 2048
 _DESCRIPTOR_BYTES = 24
+_ONE_BYTES = 16
+"""The bytes of the widest single number."""
 _RECORDS = b"PK\x03\x04", b"PK\x01\x02"
 """What the next member begins with, or the directory."""
 
@@ -208,6 +210,19 @@ def read_object(data: bytes, where: str) -> Any:
         return found._replace(data=content)
 
     return load_inert(_content(read, members, "data.pkl", where, len(data)), where, storage)
+
+
+def read_outline(read: Read, length: int, where: str) -> Any:
+    """The object of a `torch.save` archive, in which tensors of more than one element have no content."""
+    members = directory(read, length, where)
+
+    def storage(pid: Any) -> Storage:
+        found = storage_of(pid)
+        if storage_bytes(found) > _ONE_BYTES:
+            return found
+        return found._replace(data=_content(read, members, f"data/{found.key}", where, _ONE_BYTES))
+
+    return load_inert(_content(read, members, "data.pkl", where, length), where, storage)
 
 
 def _member(members: dict[str, Member], name: str, where: str) -> Member:
