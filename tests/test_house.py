@@ -366,6 +366,7 @@ OTHER_SPELLINGS = {
     "format/megatron/fsdp_dtensor/entries.py": "Megatron-FSDP's keys",
     "format/megatron/fsdp_dtensor/keys.py": "Megatron-FSDP's keys",
     "format/megatron/fsdp_dtensor/checkpoint.py": "Megatron-FSDP's keys",
+    "format/folder/trainer_files.py": "a file of Trainer's",
     "format/optimizer_state/optimizer_names.py": "the roots that say of any state dict what its state is",
     "format/optimizer_state/parameter_groups.py": "the groups of Megatron-FSDP",
 }

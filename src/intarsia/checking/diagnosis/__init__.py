@@ -16,12 +16,17 @@ from intarsia.checking.diagnosis.finding import UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.hypotheses.compound import also_changed
 from intarsia.checking.diagnosis.hypotheses.faults_of_moves import MOVED, text_of_move
 from intarsia.checking.diagnosis.hypotheses.groups import RelatedTensors
-from intarsia.checking.diagnosis.hypotheses.moves import find_moves
+from intarsia.checking.diagnosis.hypotheses.moves import find_moves, is_table
 from intarsia.checking.diagnosis.search import explain, unexplained, with_place
 from intarsia.checking.diagnosis.summary import missing, not_comparable, summarise
 from intarsia.checking.diagnosis.where.chunks import whereabouts_of
 from intarsia.checking.diagnosis.where.pages import damaged_pages
-from intarsia.checking.diagnosis.without_search import find_reshaped, find_steps, find_untied
+from intarsia.checking.diagnosis.without_search import (
+    find_regrouped,
+    find_reshaped,
+    find_steps,
+    find_untied,
+)
 from intarsia.checking.fault import Fault
 from intarsia.checking.naming import pattern
 from intarsia.checking.pair.differing import Unequal
@@ -114,7 +119,14 @@ def _searched(
 
     def look(u: Unequal, thoroughly: bool = True) -> None:
         e = open_[u.pair]
-        found[u.pair] = explain(e, related, other) if thoroughly else _unsearched(e)
+        near = related, other
+        if is_table(e.a.manifest, e.name):
+            near = (
+                RelatedTensors({e.name: e.pair.a}, None),
+                RelatedTensors({e.pair.b.name: e.pair.b}, None),
+            )
+        regrouped = find_regrouped(e.a, e.b, u.pair)
+        found[u.pair] = regrouped or (explain(e, *near) if thoroughly else _unsearched(e))
         advance(u.pair.a.nbytes)
 
     while any(queues.values()):

@@ -1,4 +1,4 @@
-"""Pairs that are explained without a search: of unlike shapes, tied to another tensor, counters of steps."""
+"""Pairs that are explained without a search: of unlike shapes, tied to another tensor, counters of steps, orders of groups."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from intarsia.checkpoint import Checkpoint
 from intarsia.layout import Layout
 from intarsia.mesh import Box
 from intarsia.planning.window import windows
+from intarsia.quantised import Role
 from intarsia.run.budget import Budget
 from intarsia.state.names import STEP, kind_of
 from intarsia.value.bits import as_float64, bits_dtype
@@ -86,3 +87,20 @@ def find_steps(a: Checkpoint, b: Checkpoint, pair: Pair) -> Finding | None:
     ]
     text = f"step {counts[0]:.12g} in A, {counts[1]:.12g} in B"
     return Finding(pair.a.name, "steps-differ", text, text, text, 1, 1)
+
+
+def find_regrouped(a: Checkpoint, b: Checkpoint, pair: Pair) -> Finding | None:
+    """That columns of a quantised weight are in other groups, where each group has as many of them on both sides."""
+    part = a.manifest.quantised.by_part.get(pair.a.name) if a.manifest.quantised else None
+    if part is None or part[1].role is not Role.ORDER or pair.a.dtype != pair.b.dtype:
+        return None
+    left, right = (
+        read(side, x, Box.whole(x.shape)).view(bits_dtype(x.dtype))
+        for side, x in ((a, pair.a), (b, pair.b))
+    )
+    if not np.array_equal(np.sort(left), np.sort(right)):
+        return None
+    count = int(np.count_nonzero(left != right))
+    said = "columns are in other groups, of which each has as many columns in A as in B"
+    text = f"{count:,} of {pair.a.size:,} {said}"
+    return Finding(pair.a.name, "rows-permuted", text, said, said, count, count)

@@ -11,13 +11,14 @@ from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypotheses.values import changed_after
 from intarsia.checking.diagnosis.hypothesis import Hypothesis, Score
 from intarsia.checking.diagnosis.rearranged.keys import FEWEST_SIGNS, negative
-from intarsia.checking.naming import numbers_in, pattern
+from intarsia.checking.naming import numbers_in, pattern, place_of
 from intarsia.checking.pair.pairs import Pair
 from intarsia.checkpoint import Checkpoint
 from intarsia.frozen import frozen_open
 from intarsia.layout import Layout, concat
 from intarsia.mesh import Box
-from intarsia.planning.manifest import Logical
+from intarsia.planning.manifest import Logical, Manifest
+from intarsia.quantised import Role
 from intarsia.run.sharing import share_out
 from intarsia.state.names import kind_of
 from intarsia.value.bits import bits_dtype
@@ -116,8 +117,21 @@ def _guess(evidence: Sequence[Evidence], loose: bool) -> list[str | None]:
         # A is read as numbers of one type: what has another is reported by its types.
         names = [n for n in names if a.manifest.logical[n].dtype == e.pair.a.dtype]
         names = [n for n in names if n not in (e.name, e.pair.b.name)]
+        if _is_common(a.manifest, names):
+            names = []
         out.append(min(names, key=partial(_distance, e.name)) if names else None)
     return out
+
+
+def is_table(manifest: Manifest, name: str) -> bool:
+    """Whether a tensor is a part of quantised weights that many have alike: an order of groups, a code, a shape."""
+    part = manifest.quantised.by_part.get(name) if manifest.quantised else None
+    return part is not None and part[1].role in (Role.ORDER, Role.OTHER)
+
+
+def _is_common(manifest: Manifest, names: Sequence[str]) -> bool:
+    """Whether equal tensors are a table that layers have in common, and not one layer's own."""
+    return any(is_table(manifest, n) for n in names[:1]) and len({place_of(n).layer for n in names}) > 1  # fmt: skip
 
 
 def _learn(
