@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import warnings
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 
 import intarsia
 from intarsia import CoverageError, UsageError
+from intarsia.format.optimizer_state.parameter_groups import groups_of_torch, unplain_settings
 from tests.checkpoints import llama_config
 
 CONFIG = llama_config(num_hidden_layers=1)
@@ -278,3 +280,36 @@ def test_state_of_no_parameter_is_refused_by_torch_dist(tmp_path: Path) -> None:
     intarsia.save(tmp_path / "ours", model, optimizer)
     with pytest.raises(UsageError, match=r"shared_state.*rounds.*that torch_dist cannot hold"):
         intarsia.convert(tmp_path / "ours", tmp_path / "td", to="torch_dist")
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_setting_that_is_a_dictionary_stays_its_groups(flat: bool, tmp_path: Path) -> None:
+    """torch writes each of its keys under a name of its own, which begins as a group's does."""
+    mine = {"a": 1, "b": {"c": 2.5}}
+    source = saved(tmp_path / "dcp", FAST | {"mine": mine}, SLOW | {"mine": mine}, flat=flat)
+    intarsia.convert(source, tmp_path / "td", to="torch_dist")
+    assert intarsia.verify(source, tmp_path / "td")
+    for path in (source, tmp_path / "td"):
+        model = made(1)
+        own = {"mine": {"a": 7}}
+        optimizer = optimizer_of(model, FAST | own, SLOW | own)
+        intarsia.load(path, into=model, optimizer=optimizer)
+        for group in optimizer.param_groups:
+            assert {k: v for k, v in group.items() if "mine" in k} == {"mine": mine}
+
+
+def test_a_setting_of_which_names_do_not_say_what_it_was_is_refused(tmp_path: Path) -> None:
+    source = saved(tmp_path / "dcp", ALL | {"mine": [{"a": 1}]})
+    model = made(1)
+    optimizer = optimizer_of(model, ALL)
+    with pytest.raises(UsageError, match=r"`mine\.0\.a`, was a list or a dictionary"):
+        intarsia.load(source, into=model, optimizer=optimizer)
+    intarsia.load(source, into=model, optimizer=optimizer, hyperparameters="mine")
+
+
+def test_a_setting_of_which_a_part_cannot_be_written_is_not_taken_in_part() -> None:
+    out = io.BytesIO()
+    torch.save([{"a": 1, "b": torch.float32}], out)
+    entries = {"optimizer.param_groups.0.mine": out.getvalue()}
+    assert unplain_settings(entries) == {*entries}
+    assert groups_of_torch(entries, lambda name: (name,)) is None

@@ -13,7 +13,7 @@ from typing import Any
 
 from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.naming.sections import GIVEN, Sections
-from intarsia.format.torch_file.plain import plain
+from intarsia.format.torch_file.plain import DROPPED, all_plain, plain
 from intarsia.format.torch_file.torch_frame import write_object
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.planning.manifest import Entry
@@ -84,8 +84,8 @@ def _fields(groups: Any) -> dict[str, Any]:
     """The fields of a list of groups; none where one of them is no plain value."""
     found: dict[str, Any] = {}
     for number, group in enumerate(groups if isinstance(groups, list) else ()):
-        kept = plain(group) if isinstance(group, dict) else {}
-        if not kept or len(kept) != len(group):
+        kept: Any = all_plain(group) if isinstance(group, dict) else {}
+        if kept is DROPPED or not kept:
             return {}
         found |= {f"{_ROOT}.{number}.{field}": value for field, value in kept.items()}
     return found

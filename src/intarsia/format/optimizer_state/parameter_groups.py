@@ -9,17 +9,15 @@ them is in `megatron_groups`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from intarsia.errors import UsageError
-from intarsia.format.torch_file.plain import DROPPED, plain
+from intarsia.format.torch_file.plain import DROPPED, all_plain
 from intarsia.frozen import frozen
 from intarsia.state.names import TORCH_GROUPS
 
 MEMBERS = "params"
-_NUMBERED = re.compile(r"^(?P<group>\d+)\.(?P<field>\w+)$")
 
 
 @frozen
@@ -80,7 +78,7 @@ def unplain_settings(entries: Mapping[str, bytes]) -> set[str]:
 
     groups = {name: data for name, data in entries.items() if name.startswith(TORCH_GROUPS)}
     alike = {data: name for name, data in groups.items()}
-    odd = {data for data, name in alike.items() if plain(read_object(data, name)) is DROPPED}
+    odd = {data for data, name in alike.items() if all_plain(read_object(data, name)) is DROPPED}
     return {name for name, data in groups.items() if data in odd}
 
 
@@ -93,13 +91,9 @@ def groups_of_torch(
     found: dict[str, dict[str, Any]] = {}
     listed: dict[str, Any] = {}
     flat = False
-    for name, data in entries.items():
-        if not name.startswith(TORCH_GROUPS):
-            continue
-        rest = name.removeprefix(TORCH_GROUPS)
-        flat = flat or not _NUMBERED.match(rest)
-        group, _, field = rest.rpartition(".")
-        value = plain(read_object(data, name))
+    for name, (group, field) in _fields_of(entries).items():
+        flat = flat or not group.isdecimal()
+        value = all_plain(read_object(entries[name], name))
         if field == MEMBERS:
             listed[group] = value
         elif value is not DROPPED:
@@ -113,6 +107,45 @@ def groups_of_torch(
         for key in sorted({*found, *listed}, key=int)
     )
     return Groups(tuple(each))
+
+
+def _fields_of(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Group and field of each of these names that is one of torch's groups.
+
+    torch writes a setting that is a dictionary as one name for each of its keys, `0.mine.key`: a group's name begins
+    no other group's, so what begins with one is a setting of it.
+    """
+    rests = {n: n.removeprefix(TORCH_GROUPS) for n in names if n.startswith(TORCH_GROUPS)}
+    groups = {rest.rpartition(".")[0] for rest in rests.values()}
+
+    def split(rest: str) -> tuple[str, str]:
+        ends = (at for at, letter in enumerate(rest) if letter == "." and rest[:at] in groups)
+        end = next(ends, rest.rfind("."))
+        return rest[: max(end, 0)], rest[end + 1 :]
+
+    return {name: split(rest) for name, rest in rests.items()}
+
+
+def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with the dictionaries that torch took apart put together again.
+
+    >>> nested({"lr": 0.1, "mine.a": 1, "mine.b": 2})
+    {'lr': 0.1, 'mine': {'a': 1, 'b': 2}}
+    """
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        *path, key = name.split(".")
+        if any(word.isdecimal() for word in (*path, key)):
+            raise UsageError(
+                f"a setting of a parameter group, `{name}`, was a list or a dictionary with numbers for"
+                " keys, and its name does not say which",
+                hint='load with hyperparameters="mine" to keep those that the optimizer has',
+            )
+        into = found
+        for word in path:
+            into = into.setdefault(word, {})
+        into[key] = value
+    return found
 
 
 def _members(listed: Any, logical: Callable[[str], tuple[str, ...]]) -> tuple[str, ...]:

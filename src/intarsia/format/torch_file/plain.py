@@ -19,12 +19,19 @@ def plain(value: Any) -> Any:
     return _plain(value, iter(range(MAX_PLAIN)), MAX_PLAIN_DEPTH)
 
 
+def all_plain(value: Any) -> Any:
+    """A value that can be written again as it is; `DROPPED` where something of it cannot."""
+    return _plain(value, iter(range(MAX_PLAIN)), MAX_PLAIN_DEPTH, strict=True)
+
+
 def whole(value: Any) -> Any:
     """All of a value as plain ones, to be compared; `DROPPED` where that would leave something out."""
     return _plain(value, iter(range(MAX_PLAIN)), MAX_PLAIN_DEPTH, whole=True)
 
 
-def _plain(value: Any, left: Iterator[int], depth: int, *, whole: bool = False) -> Any:
+def _plain(
+    value: Any, left: Iterator[int], depth: int, *, whole: bool = False, strict: bool = False
+) -> Any:
     """A pickle's lists may hold one another many times over, so what they come to is counted."""
     if next(left, None) is None or depth == 0:
         raise FormatError(
@@ -35,11 +42,11 @@ def _plain(value: Any, left: Iterator[int], depth: int, *, whole: bool = False) 
     value = _said(value) if whole else _of_numpy(value) if isinstance(value, Inert) else value
     if isinstance(value, Mapping):
         named = ((k, v) for k, v in value.items() if type(k) in (str, int))
-        pairs = ((k, _plain(v, left, depth - 1, whole=whole)) for k, v in named)
+        pairs = ((k, _plain(v, left, depth - 1, whole=whole, strict=strict)) for k, v in named)
         kept = {k: v for k, v in pairs if v is not DROPPED}
-        return DROPPED if whole and len(kept) < len(value) else kept
+        return DROPPED if (whole or strict) and len(kept) < len(value) else kept
     if type(value) in (list, tuple):
-        items = [_plain(v, left, depth - 1, whole=whole) for v in value]
+        items = [_plain(v, left, depth - 1, whole=whole, strict=strict) for v in value]
         return DROPPED if any(i is DROPPED for i in items) else type(value)(items)
     types = (type(None), bool, int, float, str, *((bytes,) if whole else ()))
     return value if type(value) in types else DROPPED

@@ -22,6 +22,7 @@ from intarsia.format.optimizer_state.parameter_groups import (
     Groups,
     different_fields,
     merged,
+    nested,
 )
 from intarsia.format.torch_file.plain import plain
 from intarsia.live.optimizer.classes import check_class, fixed_settings
@@ -111,7 +112,7 @@ def agreed_groups(
     None where nothing was stored; raise where parameters of one group were stored with unlike settings.
     """
     stored_groups = [
-        Group(g.members, {k: v for k, v in g.fields.items() if k not in _NO_SETTINGS})
+        Group(g.members, nested({k: v for k, v in g.fields.items() if k not in _NO_SETTINGS}))
         for g in (groups.each if groups else ())
     ]
     each = merged(stored_groups)
