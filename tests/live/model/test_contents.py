@@ -96,6 +96,7 @@ def test_a_value_that_was_not_saved_is_refused_or_left(tmp_path: Path) -> None:
         ({1: torch.ones(2), "1": torch.ones(2)}, "`1`"),
         ({"w": torch.ones(2), "g": torch.amp.GradScaler("cpu")}, "its state_dict"),
         ([linear(1)], "list can neither"),
+        (nn.Linear(2, 2, device="meta"), "2 tensors are on `meta`"),
     ],
 )
 def test_what_cannot_be_saved_is_refused_before_anything_is_written(

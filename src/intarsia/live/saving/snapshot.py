@@ -99,4 +99,10 @@ def snapshot(
     cut = partial(parts_of, seen)
     lent = config or config_of(model_in(model))
     identities = tuple(map(id, tensors.values()))
-    return Snapshot(memories_of(tensors), cut, entries, given, lent, counts, identities)
+    memory = memories_of(tensors)
+    if empty := [name for name, x in memory.items() if x.is_meta and x.numel()]:
+        raise UsageError(
+            f"{len(empty)} tensors are on `meta`, so there is nothing to save of them: {few(empty, 4)}",
+            hint="load the model, or give it memory and initialise it",
+        )
+    return Snapshot(memory, cut, entries, given, lent, counts, identities)
