@@ -35,6 +35,7 @@ from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_zip import read_crc, read_object, read_payload
 from intarsia.format.torch_file.unpickle import load_inert
 from intarsia.mesh import Mesh, Rule
+from intarsia.opened.parameters import parameters_of
 from intarsia.planning.manifest import Entry
 from intarsia.quantity import bytes_in
 from intarsia.report.safe import html, script
@@ -232,7 +233,7 @@ class _Checkpoints:
     def use(self, root: Path, lot: int = 0) -> object:
         """Read a checkpoint's headers; with some lots plan, examine or convert all of it as well."""
         found = read_manifest(root)
-        said = printable(f"{found.notes} {found.problems}"), found.parameters, found.sources
+        said = printable(f"{found.notes} {found.problems}"), parameters_of(found), found.sources
         if found.family is None and found.format not in ("hf", "dcp"):
             return said
         if lot % 2 == 0:
