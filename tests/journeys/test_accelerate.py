@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 import torch
@@ -87,6 +88,25 @@ def test_a_second_optimizer_of_the_same_parameters_is_refused(
     shutil.copytree(tmp_path / "state" / "optimizer_0", tmp_path / "state" / "optimizer_1")
     with pytest.raises(FormatError, match=r"is in two parts of .*optimizer_1 among them"):
         intarsia.open(tmp_path / "state")
+
+
+def test_an_optimizer_of_another_save_is_told(
+    sharded: tuple[Path, list[float]], tmp_path: Path
+) -> None:
+    folder, _ = sharded
+    shutil.copytree(folder, tmp_path / "checkpoint_7")
+    assert not any("different" in note for note in intarsia.verify(tmp_path / "checkpoint_7").notes)
+    part = tmp_path / "checkpoint_7" / "optimizer_0"
+    metadata = pickle.loads((part / ".metadata").read_bytes())
+    for other in ("runs/checkpoint_6/optimizer_0", PurePosixPath("/runs/checkpoint_6/optimizer_0")):
+        metadata.storage_meta.checkpoint_id = other
+        (part / ".metadata").write_bytes(pickle.dumps(metadata))
+        (note,) = (n for n in intarsia.verify(tmp_path / "checkpoint_7").notes if "different" in n)
+        assert "pytorch_model_fsdp_0 into state, optimizer_0 into checkpoint_6" in note
+    intarsia.convert(part, tmp_path / "copy", to="dcp", section=".")
+    shutil.rmtree(part)
+    (tmp_path / "copy").rename(part)
+    assert not any("different" in note for note in intarsia.verify(tmp_path / "checkpoint_7").notes)
 
 
 def test_a_project_folder_means_its_newest_whole_checkpoint(

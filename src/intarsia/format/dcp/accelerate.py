@@ -8,6 +8,7 @@ DIR/scheduler.bin  random_states_<rank>.pkl  custom_checkpoint_0.pkl
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from intarsia.errors import FormatError
 from intarsia.format.complaint import Complain, Complaint
 from intarsia.format.megatron.frame import METADATA
+from intarsia.format.torch_file.inert import Inert
 from intarsia.store.reading.lookup import is_file, is_folder, listed
 
 if TYPE_CHECKING:
@@ -54,6 +56,23 @@ def parts_of(path: PurePath, complain: Complain) -> list[str]:
         )
         complain(Complaint(error, (f"{part}/{METADATA}",)))
     return whole
+
+
+def saved_apart(parts: Mapping[str, Metadata]) -> Iterator[str]:
+    """What is to be said of parts that torch saved into folders of different names: those are of two saves."""
+    homes = {part: home for part, metadata in parts.items() if (home := _home(metadata))}
+    if len({*homes.values()}) > 1:
+        listed = ", ".join(f"{part} into {home}" for part, home in homes.items())
+        yield f"the parts were saved into different folders ({listed}): they may be of different steps"
+
+
+def _home(metadata: Metadata) -> str:
+    """The folder that a part was saved into, as its metadata names it; "" where it names none."""
+    said = metadata.extra.get("storage_meta")
+    at = said.fields.get("checkpoint_id") if isinstance(said, Inert) else None
+    if isinstance(at, Inert):
+        at = "/".join(word for word in at.args if isinstance(word, str))
+    return PurePath(at).parent.name if isinstance(at, str) else ""
 
 
 def below(part: str, metadata: Metadata) -> Metadata:

@@ -15,7 +15,7 @@ from intarsia.errors import FormatError
 from intarsia.family import Table, table_for
 from intarsia.format.base import Arrangement, Held, WriteOptions
 from intarsia.format.complaint import Complain, Complaint, going_on, refuse
-from intarsia.format.dcp.accelerate import below, is_accelerate, parts_of
+from intarsia.format.dcp.accelerate import below, is_accelerate, parts_of, saved_apart
 from intarsia.format.dcp.archives import Archives, stored_of
 from intarsia.format.dcp.data_files import open_metadata
 from intarsia.format.dcp.entries import entries_of, with_given
@@ -61,7 +61,7 @@ class Dcp(Archives):
         complain: Complain = refuse,
         section: Sequence[str] = (),
     ) -> Manifest:
-        metadata, sizes = _open(path, complain)
+        metadata, sizes, said = _open(path, complain)
         with going_on(complain, "config.json"):
             config = choose_config(config, path)
         modelopt = None
@@ -94,7 +94,7 @@ class Dcp(Archives):
             inventory=named.inventory,
             absent=named.absent,
             problems=named.problems,
-            notes=(*named.notes, *_remarks(numbers, by_order, unclear)),
+            notes=(*named.notes, *said, *_remarks(numbers, by_order, unclear)),
             section=tuple(section),
             saved=saved,
             state_unclear=unclear or named.unclear,
@@ -134,16 +134,16 @@ class Dcp(Archives):
         return replace(made, closing={**made.closing, **as_file(options.metadata)})
 
 
-def _open(path: PurePath, complain: Complain) -> tuple[Metadata, dict[str, int]]:
-    """The metadata of a folder, or of the parts that make it up, and the sizes of its data files."""
+def _open(path: PurePath, complain: Complain) -> tuple[Metadata, dict[str, int], tuple[str, ...]]:
+    """The metadata of a folder, or of the parts that make it up, the sizes of its data files, and what is to be said."""
     if is_file(path / METADATA):
         with Folder(path) as folder:
-            return open_metadata(folder, complain)
-    whole, sizes = Metadata({}, {}), dict[str, int]()
+            return *open_metadata(folder, complain), ()
+    whole, sizes, parts = Metadata({}, {}), dict[str, int](), dict[str, Metadata]()
     for part in parts_of(path, complain):
         with Folder(path / part) as folder:
             metadata, held = open_metadata(folder, complain)
-        moved = below(part, metadata)
+        moved, parts[part] = below(part, metadata), metadata
         both = (
             whole.tensors.keys() & moved.tensors.keys()
             | whole.objects.keys() & moved.objects.keys()
@@ -161,7 +161,7 @@ def _open(path: PurePath, complain: Complain) -> tuple[Metadata, dict[str, int]]
             whole.extra | moved.extra,
         )
         sizes |= {f"{part}/{file}": size for file, size in held.items()}
-    return whole, sizes
+    return whole, sizes, tuple(saved_apart(parts))
 
 
 def spell(name: str) -> str:
