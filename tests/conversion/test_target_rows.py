@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
+from torch.distributed.checkpoint import FileSystemReader
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 import intarsia
+from tests.sweep.types import Type, build, class_of
 
 
 @pytest.fixture
@@ -44,3 +47,59 @@ def test_they_are_refused_where_a_format_has_no_place_for_them(
     ):
         intarsia.convert(without_shared_experts, tmp_path / "there", to="torch_dist")
     assert not (tmp_path / "there").exists()
+
+
+def keys_of(folder: Path) -> set[str]:
+    return {*FileSystemReader(folder).read_metadata().state_dict_metadata}
+
+
+@pytest.mark.parametrize(
+    "type_",
+    [
+        Type("mixtral", "causal"),  # the hub calls the router otherwise, and keeps experts apart
+        Type("nomic_bert", "masked"),  # the hub keeps queries, keys and values in one tensor
+    ],
+    ids=str,
+)
+def test_steps_go_by_the_names_of_their_parameters_whatever_the_hub_calls_them(
+    type_: Type, tmp_path: Path
+) -> None:
+    model = build(type_)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for param in model.parameters():
+        param.grad = torch.randn_like(param)
+    optimizer.step()
+    trained = tmp_path / "trained"
+    intarsia.save(trained, model, optimizer)
+    intarsia.convert(trained, tmp_path / "cut", to="dcp", mesh="fsdp=2")
+    intarsia.convert(trained, tmp_path / "hub", to="hf", dialect="hf")
+    intarsia.convert(tmp_path / "hub", tmp_path / "back", to="dcp", dialect="hf-module")
+    assert keys_of(tmp_path / "cut") == keys_of(trained)
+    more = keys_of(tmp_path / "back") ^ keys_of(trained)
+    assert more <= {*model.all_tied_weights_keys}  # what is tied is written where the module has it
+    for there in (trained, tmp_path / "cut", tmp_path / "hub", tmp_path / "back"):
+        again = class_of(type_)(model.config)
+        its = torch.optim.AdamW(again.parameters(), lr=1.0)
+        intarsia.load(there, into=again, optimizer=its)
+        found, wanted = its.state_dict()["state"], optimizer.state_dict()["state"]
+        assert found.keys() == wanted.keys()
+        for number, state in wanted.items():
+            assert all(torch.equal(found[number][kind], x) for kind, x in state.items())
+        assert all(
+            torch.equal(x, y) for x, y in zip(again.parameters(), model.parameters(), strict=True)
+        )
+
+
+def test_steps_of_parts_that_differ_are_not_made_one(tmp_path: Path) -> None:
+    model = build(Type("nomic_bert", "masked"))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for name, param in model.named_parameters():
+        param.grad = None if ".k_proj." in name else torch.randn_like(param)
+    optimizer.step()
+    for param in model.parameters():
+        param.grad = torch.randn_like(param)
+    optimizer.step()
+    intarsia.save(tmp_path / "trained", model, optimizer)
+    with pytest.raises(intarsia.IntarsiaError, match=r"step.*differ|differ.*step|not equal"):
+        intarsia.convert(tmp_path / "trained", tmp_path / "hub", to="hf", dialect="hf")
+    assert not (tmp_path / "hub").exists()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from intarsia.errors import FamilyError, UsageError, few
@@ -55,7 +55,8 @@ def rows_for(src: Manifest, request: Request, writer: Format, dropped: Set[str])
     if table is None:
         return _name_by_name(src, request, writer, dialect)
     model = list(model_rows(src, request, writer, table, dialect))
-    rows = [*model, *state_rows(model, src.logical, writer, dropped)]
+    trained = _trained(model, src, table) if dialect == "hf-module" else model
+    rows = [*model, *state_rows(trained, src.logical, writer, dropped)]
     covered = {name for row in rows for name in row.layout.tensors or (row.name,)} | dropped
     held = ((s, s.layout.tensors or (s.name,)) for s in src.stored.values())
     rest = [s for s, names in held if not covered.issuperset(names)]
@@ -121,6 +122,12 @@ def model_rows(
             yield row
 
 
+def _trained(model: Sequence[Param], src: Manifest, table: Table) -> list[Param]:
+    """The rows of parameters that an optimizer has state of: not those that are another's tensor once more."""
+    lent, rows = table.tied.keys() - src.logical.keys(), table.dialects["hf-module"]
+    return [row for row in model if not lent or not lent.issuperset(rows.operands(row.name))]
+
+
 def state_rows(
     model: Sequence[Param], logical: Mapping[str, Logical], writer: Format, dropped: Set[str]
 ) -> Iterator[Param]:
@@ -157,24 +164,40 @@ def state_rows(
 def with_one_number(
     rows: Sequence[Param], src: Manifest, dropped: Set[str]
 ) -> tuple[list[Param], list[tuple[str, ...]]]:
-    """The rows, with state that is one number once for each fused parameter; and what each of these stands for."""
+    """The rows, with state that is one number once for each parameter that is fused, cut or called otherwise.
+
+    And what each of these stands for, where that is more than one.
+    """
     states = state_among(src.logical)
+    if not states:
+        return [*rows], []
     kinds = kinds_of_numbers((n, src.logical[n].shape) for n in states) | {STEP}
     named = [*map(of_kind, sorted(kinds))]
     groups: dict[str, tuple[str, ...]] = {}
-    for row in rows if states else ():
-        if len(row.layout.pieces) < 2:
+    own = set[str]()
+    trained = {state.parameter for row in rows if (state := StateName.of(row.name))}
+    for row in rows:
+        tensors = row.layout.tensors
+        if is_state(row.name) or (len(tensors) < 2 and row.name not in trained):
             continue
         for of in named:
-            names = tuple(map(of, row.layout.tensors))
-            if len(names) > 1 and all(n in src.logical and n not in dropped for n in names):
+            names = tuple([name for tensor in tensors for name in _numbers(of, tensor, src)])
+            if names == (of(row.name),):
+                own.add(of(row.name))
+            elif names and all(n in src.logical and n not in dropped for n in names):
                 groups[of(row.name)] = names
     if not groups:
         return [*rows], []
-    fused = {name for names in groups.values() for name in names}
+    fused = {name for names in groups.values() for name in names} - own
     numbers = (
         Param(name, Layout.of(names[0], src.logical[names[0]].shape))
         for name, names in groups.items()
     )
     kept = (row for row in rows if fused.isdisjoint(row.layout.tensors))
-    return [*kept, *numbers], list(groups.values())
+    return [*kept, *numbers], [names for names in groups.values() if len(names) > 1]
+
+
+def _numbers(of: Callable[[str], str], tensor: str, src: Manifest) -> tuple[str, ...]:
+    """The names of a tensor's number: its own, or those of the parameters that are its parts."""
+    own = of(tensor)
+    return (own,) if own in src.logical else tuple(of(s.name) for s in src.sources.get(tensor, ()))

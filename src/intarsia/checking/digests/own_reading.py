@@ -51,7 +51,9 @@ def expected_of(manifest: Manifest, found: Attested | None) -> Expected:
     for stored in own.stored.values():
         if (now := here.get(stored.on_disk)) is None:
             continue
-        if same := same_elements(stored.layout, now):
+        same = same_elements(stored.layout, now)
+        # A tensor of this reader may be a part of the other's, or the other way round.
+        if same and all(own.logical[n].size == manifest.logical[m].size for n, m in same.items()):
             to |= same
         else:
             apart |= {*stored.layout.tensors}

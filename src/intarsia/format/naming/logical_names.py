@@ -17,6 +17,7 @@ from collections.abc import (
     Set,
 )
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from intarsia.dtypes import BY_NAME
@@ -215,7 +216,7 @@ def _with_table(
         )
         if len(weights) < len(listed):
             numbers = kinds_of_numbers((s.name, s.shape) for s in listed)
-            named = (part for name, s in named for part in _by_member(name, s, known, numbers))
+            named = (part for name, s in named for part in _by_member(name, s, table, numbers))
         weights = unique(named, where, complain)
     stored = stored_of(weights, _rule_of(rules, known))
     for error, name in misfits(quantised, known, table.family, where):
@@ -283,17 +284,23 @@ def shape_fault(name: str, have: Shape, want: Shape) -> str:
     return "vocabulary-padded" if taller and name.endswith(_VOCABULARY) else "shape-wrong"
 
 
-def _by_member(
-    name: str, s: Found, known: Mapping[str, Any], numbers: Set[str]
-) -> Iterator[tuple[str, Found]]:
-    """A tensor under its name; a single number of a fused parameter's state once for each tensor in it."""
+def _by_member(name: str, s: Found, table: Table, numbers: Set[str]) -> Iterator[tuple[str, Found]]:
+    """A tensor under its name; a single number of a fused parameter's state once for each tensor in it.
+
+    That of a parameter which is a part of a tensor stays its own: those of the other parts may differ.
+    """
     state = None if s.shape else StateName.of(name)
-    fused = known.get(state.parameter) if state and state.kind in numbers else None
-    if state is None or fused is None:
+    fused = table.known.get(state.parameter) if state and state.kind in numbers else None
+    if state is None or fused is None or _is_part(fused.layout, table):
         yield name, s
         return
     for member in map(of_kind(state.kind), fused.layout.tensors):
         yield member, replace(as_stored(s), name=member, layout=Layout.of(member, ()))
+
+
+def _is_part(layout: Layout, table: Table) -> bool:
+    """Whether a layout holds some elements of a logical tensor, and not all."""
+    return layout.mapped < sum([prod(table.logical[name]) for name in layout.tensors])
 
 
 def common_dtype(listed: Sequence[Found]) -> Any:

@@ -127,7 +127,15 @@ def config_of(model: Any) -> dict[str, Any] | None:
     if config is None or not hasattr(config, "to_dict"):
         return None
     found = dict(config.to_dict())
+    if not found.get("architectures") and is_of_transformers(type(model)):
+        # As `save_pretrained` has it: FSDP2 makes a class of its own.
+        found["architectures"] = [type(model).__name__.removeprefix("FSDP")]
     return found if found.get("model_type") else None
+
+
+def is_of_transformers(kind: type) -> bool:
+    """Whether a class is a model of Transformers; that is not imported for it."""
+    return any(base.__name__ == "PreTrainedModel" for base in kind.__mro__)
 
 
 def find_rows(names: Mapping[str, Any], manifest: Manifest) -> tuple[Rows, Manifest]:
