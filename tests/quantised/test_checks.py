@@ -13,7 +13,7 @@ from intarsia.errors import FormatError, UsageError
 from tests.checkpoints import intarsia as command
 from tests.checkpoints import write_hf
 from tests.quantised.models import llama, mixtral
-from tests.quantised.schemes import BLOCK, SCHEMES, fp8
+from tests.quantised.schemes import BLOCK, SCHEMES, compressed, fp8
 
 Q = "model.layers.1.self_attn.q_proj.weight"
 SCALE = f"{Q}_scale_inv"
@@ -188,6 +188,35 @@ def test_equal_codes_that_are_declared_otherwise_are_not_equal(
     assert intarsia.verify(a, tmp_path / "dcp"), (
         "where one side has no configuration, nothing is declared otherwise"
     )
+
+
+def test_weights_in_several_ways_are_declared_otherwise_where_one_way_is_another(
+    tmp_path: Path,
+) -> None:
+    def groups(**changes: Any) -> dict[str, Any]:
+        said = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+        both = compressed("pack-quantized", **said | changes)
+        both["config_groups"]["group_1"] = {"targets": ["x"], "weights": said | {"num_bits": 8}}
+        return both
+
+    gptq = SCHEMES["gptq"][1]
+    cases = {
+        "int4": (groups(), groups(symmetric=False), "group 32 asymmetric; compressed-tensors pack-quantized 8 bits"),
+        "gptq": (gptq | {"dynamic": {"+:x": {"bits": 4, "sym": True}, "-:y": {}}}, gptq | {"dynamic": {"+:x": {"bits": 4, "sym": False}}}, "bits 4, sym True in A"),
+    }  # fmt: skip
+    for scheme, (one, other, text) in cases.items():
+        tensors, config = llama()
+        made = SCHEMES[scheme][0](tensors)
+        a, same, b = (
+            write_hf(tmp_path / f"{scheme}{k}", made, config | {"quantization_config": said})
+            for k, said in enumerate((one, one | {"ignore": []}, other))
+        )
+        assert intarsia.verify(a, same)
+        report = intarsia.verify(a, b)
+        (said,) = [x.text for x in report.beside if x.counts]
+        assert text in said
+        assert said.endswith("equal codes are other numbers")
+        assert not report
 
 
 @pytest.mark.parametrize("scheme", [s for s in SCHEMES if s != "aqlm"])

@@ -21,6 +21,7 @@ class Scheme:
     `per` is what one scale is for: "tensor", "channel", "group", "block", or "" where nothing
     says; `block` are the rows and columns of a block.  `loose` says that weights may be stored
     in full precision beside their scales, `several` that two declarations contradict each other.
+    `ways` are the ways of some weights each, in words, where they are not all quantised alike.
     """
 
     method: str
@@ -32,6 +33,7 @@ class Scheme:
     symmetric: bool = True
     loose: bool = False
     several: bool = False
+    ways: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         words = [self.method or "quantised"]
@@ -89,16 +91,22 @@ def _scheme(said: Config) -> Scheme:
         format = str(said.get("checkpoint_format") or said.get("version") or "").lower()
         bits = _whole(said.get("bits", said.get("w_bit", 4)))
         symmetric = not said.get("zero_point", True) if method == "awq" else bool(said.get("sym"))
-        if _has_exceptions(said.get("dynamic")):
-            return Scheme(method, format, symmetric=symmetric)
+        if exceptions := _exceptions(said.get("dynamic")):
+            ways = (f"{bits} bits group {group}", *exceptions)
+            return Scheme(method, format, symmetric=symmetric, ways=ways)
         return Scheme(method, format, "group", None, max(group, 0), bits, symmetric)
     return Scheme(method, group=max(group, 0))
 
 
-def _has_exceptions(dynamic: Any) -> bool:
-    """Whether GPTQModel quantised some modules otherwise; patterns that begin with "-:" are of those that it left alone."""
+def _exceptions(dynamic: Any) -> list[str]:
+    """How GPTQModel quantised some modules otherwise; patterns that begin with "-:" are of those that it left alone."""
     patterns = dynamic if isinstance(dynamic, Mapping) else {}
-    return any(said and not f"{pattern}".startswith("-:") for pattern, said in patterns.items())
+    ways = (x for pattern, x in patterns.items() if x and not f"{pattern}".startswith("-:"))
+    deciding = ("bits", "group_size", "sym")
+    said = (
+        ", ".join(f"{k} {x[k]}" for k in deciding if k in x) for x in ways if isinstance(x, Mapping)
+    )
+    return sorted({*filter(None, said)})
 
 
 def _compressed(said: Config) -> Scheme:
@@ -119,7 +127,10 @@ def _compressed(said: Config) -> Scheme:
             numbers = per, block, group, bits, bool(w.get("symmetric", True))
             ways.append(Scheme("compressed-tensors", format, *numbers, loose))
     alike = len(set(ways)) == 1 and len(formats) == 1
-    return ways[0] if alike else Scheme("compressed-tensors", format, loose=loose)
+    if alike:
+        return ways[0]
+    words = {f"{way}{'' if way.symmetric else ' asymmetric'}" for way in ways}
+    return Scheme("compressed-tensors", format, loose=loose, ways=tuple(sorted(words)))
 
 
 def _modelopt(said: Config) -> Scheme:

@@ -10,7 +10,7 @@ from intarsia.planning.manifest import Manifest
 from intarsia.quantised import QuantisedWeight
 
 _MAY_BE_UNSAID = ("format", "per", "bits")
-_DECIDING = ("method", "block", "group", "symmetric", "several", *_MAY_BE_UNSAID)
+_DECIDING = ("method", "block", "group", "symmetric", "several", "ways", *_MAY_BE_UNSAID)
 """What a scheme says that decides which numbers codes are."""
 
 
@@ -56,13 +56,19 @@ def differing_schemes(a: Manifest, b: Manifest) -> str:
     if one is None or other is None:
         said = f"{one or 'nothing'} in A, {other or 'nothing'} in B"
         return "" if one is other else f"{said}: without it, a loader takes codes for numbers"
-    both = ((name, getattr(one, name), getattr(other, name)) for name in _DECIDING)
+    both = ((name, *(_in_words(getattr(x, name)) for x in (one, other))) for name in _DECIDING)
     wrong = [
         f"{name} {x or 'none'} in A, {y or 'none'} in B"
         for name, x, y in both
         if x != y and ((x and y) or name not in _MAY_BE_UNSAID)
     ]
     return f"{'; '.join(wrong)}: equal codes are other numbers" if wrong else ""
+
+
+def _in_words(said: object) -> object:
+    """What a scheme says, the ways of some weights one after the other."""
+    named = isinstance(said, tuple) and any(isinstance(x, str) for x in said)
+    return "; ".join(map(str, said)) if isinstance(said, tuple) and named else said
 
 
 def _by_weight(m: Manifest, table: Table | None) -> dict[str, QuantisedWeight]:
