@@ -11,6 +11,12 @@ from intarsia.live.values import Values
 ON_META = "it is on `meta`, and neither the checkpoint nor the model says what it holds"
 NOT_HANDED = "the state_dict() of its module does not return it"
 ADAPTER = "PEFT added it to the model, and the checkpoint holds no adapter"
+OF_WEIGHTS = (
+    "PEFT added it to the model, made from weights that the model had before and still of those, and"
+    " the checkpoint holds no adapter"
+)
+_OF_WEIGHTS = {"modules_to_save", "lora_magnitude_vector"}
+"""What PEFT calls copies of the model's own modules, and DoRA's norms of its weights."""
 NO_STATE = "the checkpoint has none, and nothing in it says that the parameter was never updated"
 NO_SETTINGS = "the checkpoint has none"
 
@@ -20,7 +26,9 @@ def kept_of(
 ) -> dict[str, str]:
     """The names of everything that a load does not fill, each with the reason."""
     found = dict.fromkeys(contents.left_out, NOT_HANDED)
-    found |= dict.fromkeys(on_meta, ON_META) | dict.fromkeys(sorted(adapters), ADAPTER)
+    found |= dict.fromkeys(on_meta, ON_META)
+    for name in sorted(adapters):
+        found[name] = ADAPTER if _OF_WEIGHTS.isdisjoint(name.split(".")) else OF_WEIGHTS
     return found | dict(values.lost)
 
 
@@ -30,7 +38,7 @@ def check_kept(kept: Mapping[str, str], where: str) -> None:
         return
     name, why = next(iter(kept.items()))
     hint = "load with strict=False, which leaves them as they are"
-    if ADAPTER in kept.values():
+    if not {ADAPTER, OF_WEIGHTS}.isdisjoint(kept.values()):
         hint += "; or load the model before PEFT wraps it"
     if ON_META in kept.values():
         hint = f"build them on a device, because only the model can compute them; or {hint}"
