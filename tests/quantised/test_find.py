@@ -126,6 +126,23 @@ def test_the_last_word_of_gptq_need_not_be_full_and_words_may_be_of_any_width() 
     assert find_quantised(eight, {"quantization_config": said | {"dynamic": exceptions}}).faults
 
 
+def test_zero_points_of_packed_weights_are_packed_from_row_to_row() -> None:
+    said = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": False}
+    config = {"quantization_config": compressed("pack-quantized", **said)}
+    for rows, columns in ((96, 64), (91, 60)):
+        found = headers({
+            "a.weight_packed": torch.zeros(rows, -(-columns // 8), dtype=torch.int32),
+            "a.weight_scale": torch.zeros(rows, 2),
+            "a.weight_zero_point": torch.zeros(12, 2, dtype=torch.int32),
+            "a.weight_shape": torch.zeros(2, dtype=torch.int64),
+        })  # fmt: skip
+        assert not find_quantised(found, config).faults
+        name = "a.weight_zero_point"
+        for shape in ((rows, 2), (12, 1), (11, 2)):
+            wrong = find_quantised(found | {name: replace(found[name], shape=shape)}, config)
+            assert kinds(wrong) == [("scale-misshaped", name)]
+
+
 def test_scales_of_bitsandbytes_are_one_for_each_row() -> None:
     tensors, config = made("int8")
     name = next(n for n in tensors if n.endswith("down_proj.SCB"))

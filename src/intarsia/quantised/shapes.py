@@ -133,9 +133,15 @@ def _of_packed(w: QuantisedWeight, part: Part) -> list[Shape]:
     main, per, scheme = w.main.shape, packing(w), w.scheme
     if part.word == "_shape":
         return [(len(main),)]
-    if part.role is not Role.SCALE or scheme is None or not per:
+    if part.role not in (Role.SCALE, Role.ZERO) or scheme is None or not per:
         return []
     widths = range((main[-1] - 1) * per + 1, main[-1] * per + 1)
+    if part.role is Role.ZERO and (
+        part.dtype.name != "I32" or scheme.per not in ("group", "channel")
+    ):
+        return []
+    if part.role is Role.ZERO:
+        main = (*main[:-2], -(-main[-2] // per), main[-1])  # packed from row to row
     if scheme.format == "nvfp4-pack-quantized":
         return [(*main[:-1], main[-1] * 2 // (scheme.group or 16))]
     if scheme.per == "group" and scheme.group:
