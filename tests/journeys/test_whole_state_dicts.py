@@ -95,6 +95,15 @@ def beside(seed: int) -> dict[str, Any]:
     return model.state_dict() | {"optimizer": optimizer.state_dict()}
 
 
+def torchtitans(seed: int) -> dict[str, Any]:
+    """Model and optimizer without keys of their own, and what else the run needs beside them."""
+    model, optimizer = net(seed)
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    flat = get_optimizer_state_dict(model, optimizer, options=options)
+    beside = {"train_state": {"step": torch.tensor(seed)}, "dataloader": {"rank_0": b"x" * seed}}
+    return model.state_dict() | flat | beside | {"lr_scheduler": {"last_epoch": seed}}
+
+
 def optimizer_alone(seed: int) -> dict[str, Any]:
     return net(seed)[1].state_dict()
 
@@ -120,7 +129,7 @@ def whole(folder: Path) -> Any:
     "made",
     [
         named, numbered, in_two_groups, compiled, averaged, two_models, in_lists, beside,
-        optimizer_alone,
+        torchtitans, optimizer_alone,
     ],
 )  # fmt: skip
 def test_torch_loads_the_copy_as_the_source(
@@ -176,3 +185,16 @@ def test_an_optimizer_alone_is_carried_under_its_own_key(tmp_path: Path, key: st
     assert intarsia.verify(src, out)
     with pytest.raises(SectionError, match=rf"no section 'model'\n.*its sections: {key}$"):
         intarsia.open(src, section="model")
+
+
+def test_another_model_beside_the_one_without_a_key_is_left_out_with_its_objects(
+    tmp_path: Path,
+) -> None:
+    (model, _), (average, _) = net(1), net(2)
+    saved = model.state_dict() | {"ema": average.state_dict() | {"decay": 0.9}, "step": 5}
+    src = write_dcp(tmp_path / "src", saved)
+    report = intarsia.convert(src, tmp_path / "out", to="dcp", section=".")
+    assert not report.complete
+    written = dcp.FileSystemReader(tmp_path / "out").read_metadata().state_dict_metadata
+    assert written.keys() == {*model.state_dict(), "step"}
+    assert_same(read_dcp(tmp_path / "out"), model.state_dict())

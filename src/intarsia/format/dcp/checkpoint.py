@@ -70,7 +70,7 @@ class Dcp(Archives):
         metadata_kept: dict[str, str] = {}
         with going_on(complain, HEADERS):
             metadata_kept = kept_metadata(path)
-        saved = Saved(metadata.objects, metadata.paths) if TOP in section else None
+        saved = metadata if TOP in section else None
         metadata = with_given(metadata)
         objects, paths = metadata.objects, metadata.paths
         tensors = {s.name: s for s in map(stored_of, metadata.tensors.values())}
@@ -96,7 +96,7 @@ class Dcp(Archives):
             problems=named.problems,
             notes=(*named.notes, *said, *_remarks(numbers, by_order, unclear)),
             section=tuple(section),
-            saved=saved,
+            saved=_as_saved(saved, sections) if saved else None,
             state_unclear=unclear or named.unclear,
             state_by_order=by_order,
             quantised=named.quantised,
@@ -162,6 +162,12 @@ def _open(path: PurePath, complain: Complain) -> tuple[Metadata, dict[str, int],
         )
         sizes |= {f"{part}/{file}": size for file, size in held.items()}
     return whole, sizes, tuple(saved_apart(parts))
+
+
+def _as_saved(metadata: Metadata, sections: Sections) -> Saved:
+    """What is carried as it is, without the objects of sections that are left out."""
+    objects = {n: o for n, o in metadata.objects.items() if sections.entry(n) is not None}
+    return Saved(objects, metadata.paths)
 
 
 def spell(name: str) -> str:

@@ -97,4 +97,9 @@ def chosen_model(
         raise SectionError(
             f"{where} has no section {wanted[0]!r}", hint=f"its sections: {few(there, 8)}"
         )
-    return model, [s for s in by_label.values() if s is not model and s.names]
+    others = [s for s in by_label.values() if s is not model and s.names]
+    if not name:  # what is no other model goes along: counters, places in the data
+        others = [
+            s for s in others if s.overlaps(model) or s.rivals(model) or s.called_other or s.own
+        ]
+    return model, others
