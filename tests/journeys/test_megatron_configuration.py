@@ -376,6 +376,16 @@ def test_a_megatron_checkpoint_without_its_common_state(tmp_path: Path) -> None:
         intarsia.convert(folder, tmp_path / "out", to="hf")
 
 
+def test_layers_that_the_run_had_and_the_checkpoint_has_not(tmp_path: Path) -> None:
+    """Without a configuration the stored layers would be taken for all that there are."""
+    src = edit_arguments(trained(tmp_path), num_layers=64)
+    (src / "config.json").unlink()
+    assert "config-contradicts" in {fault.kind for fault in intarsia.verify(src).faults}
+    for to in ("hf", "torch_dist"):
+        with pytest.raises(FamilyError, match="num_layers=64, and 3 layers are stored"):
+            intarsia.convert(src, tmp_path / "out", to=to)
+
+
 @pytest.mark.parametrize("kind", ["LlamaModel", "LlamaForSequenceClassification"])
 def test_models_without_a_head_over_the_vocabulary(kind: str, tmp_path: Path) -> None:
     made = getattr(transformers, kind)(transformers.LlamaConfig(**TINY, pad_token_id=0))

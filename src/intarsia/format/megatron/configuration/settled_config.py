@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
+from intarsia.errors import FamilyError
 from intarsia.family import Table, table_for
 from intarsia.format.complaint import Complain, going_on
 from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.folder.stored_config import choose_config
+from intarsia.format.megatron.common import whole
 from intarsia.format.megatron.configuration.arguments_to_config import config_from_arguments
 from intarsia.format.megatron.configuration.contradictions import check_arguments
 from intarsia.format.megatron.frame import home_of
@@ -47,6 +49,8 @@ def settle_config(
     if config is None:
         made = config_from_arguments(args, metadata)
         is_made = made.config is not None
+        with going_on(complain):
+            _check_layers(args, made.config or {}, root)
         return SettledConfig(made.config, is_made, made.unsaid, made.notes, centered)
     notes: tuple[str, ...] = ()
     if table_for(config) is not None:
@@ -54,3 +58,14 @@ def settle_config(
             shapes = {name: t.shape for name, t in metadata.tensors.items()}
             notes = tuple(check_arguments(args, config, shapes, str(root)))
     return SettledConfig(config, False, (), notes, centered)
+
+
+def _check_layers(args: Mapping[str, Any], made: Mapping[str, Any], root: PurePath) -> None:
+    """Raise where not as many layers are stored as the run had: every other setting may be a default."""
+    said, stored = whole(args, "num_layers"), made.get("num_hidden_layers")
+    if said is not None and stored is not None and said != stored:
+        raise FamilyError(
+            f"the stored arguments have num_layers={said}, and {stored} layers are stored - at {root}",
+            hint="layers are lost, or the arguments are another model's: take both from one save",
+            kind="config-contradicts",
+        )
