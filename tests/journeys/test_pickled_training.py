@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from transformers.optimization import Adafactor
 
 import intarsia
+from intarsia.errors import CoverageError
 from tests.journeys.models import tiny
 
 WORDS = torch.arange(24).reshape(2, 12)
@@ -90,3 +91,18 @@ def test_values_that_only_sound_like_an_optimizers_stay_the_callers(tmp_path: Pa
     entries = intarsia.open(tmp_path / "ours").manifest.entries
     assert not [name for name in entries if name.endswith(".warm")]
     assert intarsia.load(tmp_path / "ours", into=tiny(), strict=False).extra == given
+
+
+@pytest.mark.parametrize("key", ["model", "state_dict.model", "state_dict.module"])
+def test_a_file_that_was_saved_with_its_keys_says_which_section_to_load(
+    tmp_path: Path, key: str
+) -> None:
+    torch.manual_seed(0)
+    model, fresh = (torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2)) for _ in "ab")
+    state: dict[str, Any] = {f"{key}.{name}": x for name, x in model.state_dict().items()}
+    intarsia.save(tmp_path / "saved", state | {"iter_num": 3})
+    with pytest.raises(CoverageError, match="4 of 4 tensors") as raised:
+        intarsia.load(tmp_path / "saved", into=fresh)
+    assert raised.value.hint == f'they are below `{key}.`: load with section="{key}"'
+    assert intarsia.load(tmp_path / "saved", into=fresh, section=key).complete
+    assert all(map(torch.equal, model.parameters(), fresh.parameters()))

@@ -88,7 +88,9 @@ class Demand:
             raise CoverageError(
                 f"{len(missing)} of {len(tensors)} tensors of the model have no source in"
                 f" {manifest.path}: {few(missing, 4)}",
-                hint=how_to_load(manifest) or "the checkpoint is another model's, or incomplete",
+                hint=how_to_load(manifest)
+                or _below(missing, manifest)
+                or "the checkpoint is another model's, or incomplete",
             )
         left = frozenset(missing)
         return Demand(manifest, tensors, found.rows, place, contents or Contents(), left)
@@ -277,6 +279,16 @@ def settle(demand: Demand, doubts: Sequence[Doubts], window_bytes: int, *, stric
     literal = frozenset[str]().union(*(d.disputed for d in doubts))
     fillings = prove(demand.holdings(literal), demand.manifest)
     return Settled(fillings, literal, unused)
+
+
+def _below(missing: Sequence[str], manifest: Manifest) -> str:
+    """How to load tensors that the checkpoint has under one key; "" where it has them under none, or several."""
+    first = f".{missing[0]}"
+    keys = [name.removesuffix(first) for name in manifest.logical if name.endswith(first)]
+    found = [key for key in keys if all(f"{key}.{name}" in manifest.logical for name in missing)]
+    return (
+        f'they are below `{found[0]}.`: load with section="{found[0]}"' if len(found) == 1 else ""
+    )
 
 
 def cast_names(holdings: Iterable[Holding], manifest: Manifest, *, allowed: bool) -> list[str]:
