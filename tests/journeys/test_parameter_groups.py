@@ -269,6 +269,8 @@ def test_what_torch_dist_has_no_place_for_is_named(
     assert ("optimizer.class" in named) == (choice == "keep")
     assert ("optimizer.param_groups.0" in named) == (choice == "keep" and not momentum)
     assert "without_state" not in named or not momentum
+    adams = [note for note in report.notes if "does not load momentum_buffer" in note]
+    assert bool(adams) == (choice == "keep" and momentum > 0)
 
 
 def test_state_of_no_parameter_is_refused_by_torch_dist(tmp_path: Path) -> None:

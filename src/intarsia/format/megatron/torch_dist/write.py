@@ -11,7 +11,7 @@ the tensor of that name it lies, follows from its own name and those of its neig
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from intarsia.dtypes import DType
@@ -61,6 +61,7 @@ from intarsia.format.megatron.optimizer.groups_to_write import (
     chained_as,
     check_distinguishable,
 )
+from intarsia.format.megatron.optimizer.state_tensors import state_of
 from intarsia.format.megatron.torch_dist.extra_states import (
     extra_states,
     is_extra_state,
@@ -74,7 +75,7 @@ from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.mesh import Mesh, Shape
 from intarsia.planning.chunks import Chunks
 from intarsia.planning.manifest import Chunk, Target
-from intarsia.state.names import TORCH_GROUPS, TORCH_STATE, is_state
+from intarsia.state.names import MASTER, TORCH_GROUPS, TORCH_STATE, is_state
 
 
 def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
@@ -99,6 +100,7 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
         TRACKER: str(iteration).encode(),
     }
     remarks = (*_remarks(state, shapes, options), *_left_behind(state, held, options))
+    remarks += tuple(_note_on_moments(tensors))
     remarks += tuple(note_on_loading(held, "optimizer" in state))
     return Arrangement(files.sizes, slots, files.fixed, closing, remarks, folder)
 
@@ -147,6 +149,16 @@ def _remarks(
         yield (
             f"vectors and biases decay by {', '.join(sorted(decay))} in the source; Megatron's"
             " groups exempt them (wd_mult=0)"
+        )
+
+
+def _note_on_moments(names: Iterable[str]) -> Iterator[str]:
+    """State that Megatron's distributed optimizer, for which it is written, does not have."""
+    kinds = {found[0] for name in names if (found := state_of(name))}
+    if other := sorted(kinds - {MASTER, "exp_avg", "exp_avg_sq"}):
+        yield (
+            "Megatron's distributed optimizer, for which optimizer state is written, trains with Adam alone and"
+            f" does not load {', '.join(other)}: load it in Megatron-LM with --no-load-optim"
         )
 
 
