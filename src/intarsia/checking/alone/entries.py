@@ -22,16 +22,19 @@ _LEAST_BYTES = 22
 """The bytes of that record: no archive has fewer."""
 
 
-def damaged_entries(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fault]:
+def damaged_entries(
+    manifest: Manifest, known: Collection[str] = (), compared: Collection[str] = ()
+) -> Iterator[Fault]:
     """Objects that are archives whose members have another CRC-32, or that are archives no longer.
 
-    Files in `known` are absent or short, and are reported elsewhere.
+    Files in `known` are absent or short, and are reported elsewhere; so are the objects `compared`.
     """
     if not format_named(manifest.format).entries_in_place:
         return
     with folder_of(manifest) as folder:
-        for entry in manifest.entries.values():
-            yield from damaged_entry(folder, entry, known)
+        for name, entry in manifest.entries.items():
+            if name not in compared:
+                yield from damaged_entry(folder, entry, known)
 
 
 def damaged_entry(folder: Folder, entry: Entry, known: Collection[str] = ()) -> Iterator[Fault]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from intarsia.checking.alone.entries import damaged_entries
 from intarsia.checking.alone.unmapped import unmapped_faults
 from intarsia.checking.fault import Fault, gathered
 from intarsia.checking.pair.comparison import Comparison, Difference
@@ -20,7 +21,7 @@ from intarsia.checking.pair.side_by_side import InFiles, SideBySide
 from intarsia.checkpoint import Checkpoint
 from intarsia.mesh import Box, Shape
 from intarsia.opened.padding import not_compared, trained_padding
-from intarsia.planning.manifest import Logical
+from intarsia.planning.manifest import Logical, Manifest
 from intarsia.run.budget import LARGE_BYTES, Budget
 from intarsia.run.progress import Progress, after
 from intarsia.run.room import Bytes, Room, in_parts
@@ -64,11 +65,17 @@ def compare(
         beside=beside,
         damaged=tuple(
             replace(fault, where=f"{side}: {fault.where}")
-            for side, held in (("A", a.manifest), ("B", b.manifest))
-            for fault in gathered(unmapped_faults(held, budget))
+            for side, held, other in (("A", a.manifest, b.manifest), ("B", b.manifest, a.manifest))
+            for fault in gathered(_not_compared(held, other, budget))
         ),
         rounded=sum(p.rounded for p in pairs),
     )
+
+
+def _not_compared(held: Manifest, other: Manifest, budget: Budget) -> Iterator[Fault]:
+    """What is damaged of all that the other side has nothing to hold against."""
+    yield from unmapped_faults(held, budget)
+    yield from damaged_entries(held, compared=other.entries)
 
 
 def _padding(x: Checkpoint, side: str, budget: Budget) -> Iterator[str]:
