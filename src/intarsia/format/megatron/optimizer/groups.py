@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Iterable, Mapping
+from sys import intern
 from typing import Any, TypeGuard
 
 from intarsia.dtypes import BY_NAME
@@ -81,8 +82,11 @@ def optimizer_of(common: Mapping[str, Any], entries: Mapping[str, bytes]) -> dic
             into = found if link is None else found.setdefault(int(link), {})
             if not isinstance(into, dict):
                 raise FormatError(f"the optimizer's state {link} is no dictionary - at {name}")
-            into[parts["part"]] = plain(held[0])
-            _take_tensors(into, {parts["part"]: held[0]})
+            part = intern(
+                parts["part"]
+            )  # a pickle writes one object for equal keys, if they are one
+            into[part] = plain(held[0])
+            _take_tensors(into, {part: held[0]})
     _take_tensors(found, common.get("optimizer"))
     return found
 
