@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,17 @@ def test_too_little_memory_is_said(src: Path, monkeypatch) -> None:
     answer = cli("verify", src)
     assert answer.status == 2
     assert answer.err.startswith("intarsia: not enough memory\n  hint: ")
+
+
+@pytest.fixture(autouse=True)
+def signals_of_a_fresh_process() -> Iterator[None]:
+    """A save in the background that another test began leaves a handler of its own."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number in before:
+        signal.signal(number, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(
