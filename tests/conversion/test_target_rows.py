@@ -11,6 +11,11 @@ from torch.distributed.checkpoint import FileSystemReader
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 import intarsia
+from intarsia.conversion.target_rows import with_one_number
+from intarsia.dtypes import BY_NAME
+from intarsia.family import Param
+from intarsia.layout import Layout
+from intarsia.planning.manifest import Logical, Manifest, Stored
 from tests.sweep.types import Type, build, class_of
 
 
@@ -103,3 +108,18 @@ def test_steps_of_parts_that_differ_are_not_made_one(tmp_path: Path) -> None:
     with pytest.raises(intarsia.IntarsiaError, match=r"step.*differ|differ.*step|not equal"):
         intarsia.convert(tmp_path / "trained", tmp_path / "hub", to="hf", dialect="hf")
     assert not (tmp_path / "hub").exists()
+
+
+def test_a_number_that_another_row_takes_too_keeps_its_own() -> None:
+    names = ["a", "optimizer.exp_avg.a", "optimizer.step.a"]
+    held = [Stored(n, BY_NAME["F32"], Layout.of(n, ()), (), key=n) for n in names]
+    logical = {n: Logical(n, (), BY_NAME["F32"]) for n in names}
+    src = Manifest("dcp", "here", {s.name: s for s in held}, logical, {})
+    rows = [Param(s.name, s.layout) for s in held]
+    rows += [Param("b", rows[0].layout), Param("optimizer.exp_avg.b", rows[1].layout)]
+    found, equal = with_one_number(rows, src, set())
+    assert {row.name: row.layout.tensors for row in found if ".step." in row.name} == {
+        "optimizer.step.a": ("optimizer.step.a",),
+        "optimizer.step.b": ("optimizer.step.a",),
+    }
+    assert equal == []
