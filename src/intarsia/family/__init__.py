@@ -120,16 +120,13 @@ def _table(config: str, zero_centered: bool | None) -> Table:
         fill = import_module(f"intarsia.family.families.{_FILES[table.family]}").fill
     fill(table)
     if table.bare and table.head in table.optional:
-        roots = {"hf": table.hf, "hf-fused": table.hf, "hf-module": table.module}
-        for dialect, root in roots.items():
-            table.respell(f"{dialect}-bare", dialect, root.partition(".")[0] + ".", "")
-        table.dialects["hf-module-usual"] = table.dialects["hf-module"]
-        table.dialects["hf-module"] = table.dialects.pop("hf-module-bare")
+        for dialect in ("hf", "hf-fused"):
+            table.respell(f"{dialect}-bare", dialect, table.hf.partition(".")[0] + ".", "")
+        table.respell_usual("hf-module", table.module.partition(".")[0] + ".", "")
     answers = any(kind.endswith("ForQuestionAnswering") for kind in table.architectures)
     if answers and table.family in ANSWERING:
         for dialect in ("hf", "hf-fused", "hf-module"):
-            table.dialects[f"{dialect}-usual"] = table.dialects[dialect]
-            table.respell(dialect, dialect, "model.", "transformer.")
+            table.respell_usual(dialect, "model.", "transformer.")
     return table
 
 

@@ -174,6 +174,11 @@ class Table(Fields):
         """Add `dialect`: the rows of `like`, their names beginning with `new` instead of `old`."""
         self.dialects[dialect] = self.dialects[like].respelled(old, new)
 
+    def respell_usual(self, dialect: str, old: str, new: str) -> None:
+        """Have names of `dialect` begin with `new` instead of `old`; the usual ones stay known."""
+        self.dialects[f"{dialect}-usual"] = self.dialects[dialect]
+        self.respell(dialect, dialect, old, new)
+
 
 @frozen
 class Layer:

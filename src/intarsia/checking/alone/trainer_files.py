@@ -32,10 +32,10 @@ def trainer_file_faults(manifest: Manifest, budget: Budget) -> tuple[list[Fault]
     if held and is_folder(root):
         with Folder(root) as folder:
             found += _damaged(folder, held, budget.window_bytes)
-            if not found and STEPS in held:
-                found += _another_step(folder, root.name)
-            if not found and {STEPS, OPTIMIZER, SCHEDULE} <= {*held}:
-                found += files_of_other_steps(folder)
+            run = step_of_run(folder) if not found and STEPS in held else None
+            found += _another_step(run, root.name)
+            if not found and {OPTIMIZER, SCHEDULE} <= {*held}:
+                found += files_of_other_steps(folder, run)
         if lost := lost_half(manifest.inventory, bool(state_among(manifest.logical))):
             text = f"{lost}: Trainer goes on at that step with moments that begin anew"
             found.append(Fault("state-missing", (), root.name, text))
@@ -49,9 +49,9 @@ def _damaged(folder: Folder, held: Iterable[str], window_bytes: int) -> Iterator
             yield Fault("entry-damaged", (), name, text, files=(name,))
 
 
-def _another_step(folder: Folder, called: str) -> Iterator[Fault]:
+def _another_step(step: int | None, called: str) -> Iterator[Fault]:
     """A step of the run that is not the one that its folder is named by."""
-    number, step = _FOLDER.fullmatch(called), step_of_run(folder)
+    number = _FOLDER.fullmatch(called)
     if number and step is not None and step != int(number[1]):
         text = f"{STEPS} is of step {step:,}, its folder of step {int(number[1]):,}"
         yield Fault("steps-disagree", (), STEPS, text, files=(STEPS,))

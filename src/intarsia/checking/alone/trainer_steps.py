@@ -28,9 +28,9 @@ def step_of_run(folder: Folder) -> int | None:
     return step if type(step) is int else None
 
 
-def files_of_other_steps(folder: Folder) -> Iterator[Fault | str]:
+def files_of_other_steps(folder: Folder, run: int | None) -> Iterator[Fault | str]:
     """The one of the two files that is another save's, as a fault; a note where both count otherwise than the run."""
-    run, optimizer, schedule = step_of_run(folder), None, None
+    optimizer = schedule = None
     with suppress(IntarsiaError):
         optimizer = _steps_of_parameters(_outline(folder, OPTIMIZER))
         schedule = _steps_of_schedule(_outline(folder, SCHEDULE))

@@ -91,7 +91,7 @@ def find_steps(a: Checkpoint, b: Checkpoint, pair: Pair) -> Finding | None:
 
 def find_regrouped(a: Checkpoint, b: Checkpoint, pair: Pair) -> Finding | None:
     """That columns of a quantised weight are in other groups, where each group has as many of them on both sides."""
-    part = a.manifest.quantised.by_part.get(pair.a.name) if a.manifest.quantised else None
+    part = a.manifest.quantised.by_part.get(pair.a.name)
     if part is None or part[1].role is not Role.ORDER or pair.a.dtype != pair.b.dtype:
         return None
     left, right = (

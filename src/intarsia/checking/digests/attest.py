@@ -19,13 +19,14 @@ from intarsia.checking.digests.digest import (
     stored_digests,
     with_tied,
 )
-from intarsia.checking.digests.own_reading import expected_of, same_elements
+from intarsia.checking.digests.own_reading import expected_of
 from intarsia.checking.pair.ties import tied_and_absent
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError
 from intarsia.format.base import Arrangement
 from intarsia.format.folder.side_files import DIGESTS
 from intarsia.frozen import frozen_open
+from intarsia.layout import renaming
 from intarsia.planning.chunks import first_place
 from intarsia.planning.manifest import Manifest, Target
 from intarsia.run.budget import Budget
@@ -60,7 +61,7 @@ class Work:
             place = first_place(stored.chunks)
             target = None if place is None else at.get(place)
             if target is not None:
-                names = same_elements(stored.layout, target.layout)
+                names = renaming(stored.layout, target.layout) or {}
                 found.append({n: self.sums.get((target.name, m), Sum()) for n, m in names.items()})
         return merged(found)
 

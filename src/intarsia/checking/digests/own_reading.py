@@ -11,7 +11,7 @@ from intarsia.checking.pair.ties import tied_and_absent
 from intarsia.errors import IntarsiaError
 from intarsia.format.registry import read_manifest
 from intarsia.frozen import frozen_open
-from intarsia.layout import Layout
+from intarsia.layout import renaming
 from intarsia.planning.manifest import Manifest
 
 
@@ -51,7 +51,7 @@ def expected_of(manifest: Manifest, found: Attested | None) -> Expected:
     for stored in own.stored.values():
         if (now := here.get(stored.on_disk)) is None:
             continue
-        same = same_elements(stored.layout, now)
+        same = renaming(stored.layout, now)
         # A tensor of this reader may be a part of the other's, or the other way round.
         if same and all(own.logical[n].size == manifest.logical[m].size for n, m in same.items()):
             to |= same
@@ -74,13 +74,3 @@ def expected_of(manifest: Manifest, found: Attested | None) -> Expected:
 
 def _moved(taken: Mapping[str, str], to: Mapping[str, str | None]) -> dict[str, str]:
     return {new: x for name, x in taken.items() if (new := to.get(name, name)) is not None}
-
-
-def same_elements(one: Layout, other: Layout) -> dict[str, str]:
-    """For each tensor of a layout, the one that another layout holds as the same elements; none where they differ."""
-    if len(one.pieces) != len(other.pieces):
-        return {}
-    for p, q in zip(one.pieces, other.pieces, strict=True):
-        if p.at != q.at or p.to != q.to or p.loops != q.loops:
-            return {}
-    return {p.tensor: q.tensor for p, q in zip(one.pieces, other.pieces, strict=True)}

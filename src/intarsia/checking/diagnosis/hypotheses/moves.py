@@ -125,7 +125,7 @@ def _guess(evidence: Sequence[Evidence], loose: bool) -> list[str | None]:
 
 def is_table(manifest: Manifest, name: str) -> bool:
     """Whether a tensor is a part of quantised weights that many have alike: an order of groups, a code, a shape."""
-    part = manifest.quantised.by_part.get(name) if manifest.quantised else None
+    part = manifest.quantised.by_part.get(name)
     return part is not None and part[1].role in (Role.ORDER, Role.OTHER)
 
 

@@ -82,9 +82,8 @@ def optimizer_of(common: Mapping[str, Any], entries: Mapping[str, bytes]) -> dic
             into = found if link is None else found.setdefault(int(link), {})
             if not isinstance(into, dict):
                 raise FormatError(f"the optimizer's state {link} is no dictionary - at {name}")
-            part = intern(
-                parts["part"]
-            )  # a pickle writes one object for equal keys, if they are one
+            # A pickle writes equal keys once where they are one object, as texts in the code are.
+            part = intern(parts["part"])
             into[part] = plain(held[0])
             _take_tensors(into, {part: held[0]})
     _take_tensors(found, common.get("optimizer"))
