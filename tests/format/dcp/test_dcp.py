@@ -414,3 +414,16 @@ def test_tensors_that_lack_some_chunks_are_read_and_not_proven(tmp_path: Path) -
     plan = intarsia.plan(src, to="hf")
     assert not plan.proven
     assert "16,777,212 of 16,777,216 elements" in str(plan.gaps[0])
+
+
+def test_objects_alone_are_no_checkpoint(tmp_path: Path) -> None:
+    """Torch puts a whole state dict into one object where it is told not to flatten it."""
+    given = {"model": {"w": torch.ones(2)}, "step": 3}
+    planner = dcp.DefaultSavePlanner(flatten_state_dict=False)
+    dcp.save(given, checkpoint_id=tmp_path / "dcp", planner=planner, no_dist=True)
+    for call in (intarsia.open, lambda path: intarsia.convert(path, tmp_path / "out", to="hf")):
+        with pytest.raises(FormatError, match="holds no tensor, only objects: `model`, `step`"):
+            call(tmp_path / "dcp")
+    assert not (tmp_path / "out").exists()
+    (fault,) = intarsia.verify(tmp_path / "dcp").faults
+    assert "flatten_state_dict" in fault.hint

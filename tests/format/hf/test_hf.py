@@ -243,10 +243,15 @@ def test_a_missing_tensor_of_a_known_family_forbids_the_conversion(tmp_path: Pat
     assert "`model.layers.1.mlp.up_proj.weight` [33, 20] is absent" in shown["problems"]
 
 
-def test_a_file_without_any_tensor_lacks_every_tensor_of_its_family(tmp_path: Path) -> None:
-    src = write_hf(tmp_path / "hf", {}, CONFIG)
-    with pytest.raises(CoverageError, match="not proven"):
-        intarsia.convert(src, tmp_path / "out", to="dcp")
+def test_files_without_any_tensor_are_no_checkpoint(tmp_path: Path) -> None:
+    write_hf(tmp_path, {}, CONFIG)
+    with pytest.raises(FormatError, match=r"holds no tensor: model\.safetensors"):
+        intarsia.convert(tmp_path, tmp_path / "out", to="dcp")
+    (fault,) = intarsia.verify(tmp_path).faults
+    assert fault.kind == "tensor-missing"
+    (tmp_path / "config.json").unlink()
+    save_file({"w": torch.zeros(0, 4)}, tmp_path / "model.safetensors")
+    assert intarsia.verify(tmp_path)
 
 
 def test_a_tensor_that_the_family_does_not_know_is_carried_and_said(tmp_path: Path) -> None:

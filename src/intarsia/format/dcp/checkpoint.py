@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
-from intarsia.errors import FormatError
+from intarsia.errors import FormatError, few
 from intarsia.family import Table, table_for
 from intarsia.format.base import Arrangement, Held, WriteOptions
 from intarsia.format.complaint import Complain, Complaint, going_on, refuse
@@ -62,6 +62,8 @@ class Dcp(Archives):
         section: Sequence[str] = (),
     ) -> Manifest:
         metadata, sizes, said = _open(path, complain)
+        if not metadata.tensors:
+            raise _no_tensors(path, metadata)
         with going_on(complain, "config.json"):
             config = choose_config(config, path)
         modelopt = None
@@ -162,6 +164,17 @@ def _open(path: PurePath, complain: Complain) -> tuple[Metadata, dict[str, int],
         )
         sizes |= {f"{part}/{file}": size for file, size in held.items()}
     return whole, sizes, tuple(saved_apart(parts))
+
+
+def _no_tensors(path: PurePath, metadata: Metadata) -> FormatError:
+    """What is wrong where all that was saved are objects: one may be the state dict of a whole model."""
+    objects = few([f"`{name}`" for name in metadata.objects], 4)
+    return FormatError(
+        f"{path} holds no tensor" + (f", only objects: {objects}" if objects else ""),
+        hint="torch's planners with flatten_state_dict=False write a dict inside of a dict as one"
+        " object, that of one rank: save again without that option",
+        kind="tensor-missing",
+    )
 
 
 def _as_saved(metadata: Metadata, sections: Sections) -> Saved:

@@ -180,15 +180,24 @@ def read_files(
     """The tensors of files by name; `total_bytes` is how many an index gives them."""
     found: dict[str, WholeTensor] = {}
     doubtful: list[str] = []
+    read = 0
     for file, expected in files.items():
         try:
             metadata = _read_file(folder, file, expected, found, complain)
+            read += 1
             if SHARDING in metadata:
                 doubtful.append(file)
             if headers is not None:
                 headers.add(metadata)
         except IntarsiaError as error:
             complain(Complaint(error, (file,), tuple(expected or ())))
+    if not found and read == len(files):
+        empty = FormatError(
+            f"{folder.root} holds no tensor: {few(sorted(files))}",
+            hint="save again where the weights are: some trainers leave such files on ranks that have none",
+            kind="tensor-missing",
+        )
+        complain(Complaint(empty, tuple(files)))
     # An index counts what all ranks wrote: as much as its files hold, if each rank did not write its own.
     if doubtful and total_bytes != sum(x.nbytes for x in found.values()):
         for file in doubtful:
