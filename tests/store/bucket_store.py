@@ -91,8 +91,10 @@ class BucketStore(Store):
         fresh.replace(path)
 
     def remove(self, path: PurePath) -> None:
+        within = any(is_below(str(path), unquote(marker.name)) for marker in self.markers.iterdir())
         for name, held in self.files().items():
-            if held.parent == self.objects and (name == str(path) or is_below(name, str(path))):
+            single = within or held.parent == self.objects
+            if single and (name == str(path) or is_below(name, str(path))):
                 held.unlink()
         for marker in list(self.markers.iterdir()):
             if unquote(marker.name) == str(path) or is_below(unquote(marker.name), str(path)):

@@ -188,6 +188,19 @@ def test_a_commit_shows_all_files_at_once(place: Place) -> None:
     assert [p.name for p in listed(place.root)] == ["out"], "nothing lies beside it"
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "sub/b", "deep/er/c"])
+def test_what_others_put_among_the_files_is_not_shown_with_them(place: Place, name: str) -> None:
+    writing = begun(place.root / "out")
+    writing.write_small("sub/a", b"mine")
+    place.put(writing.folder / name, b"another's")
+    with pytest.raises(UsageError, match=f"holds what this run did not write: .*{name}"):
+        writing.commit()
+    assert not exists(place.root / "out")
+    place.store.remove(writing.folder / name.split("/er")[0])
+    writing.commit()
+    assert files_below(place.root / "out") == {"sub/a": b"mine"}
+
+
 def test_what_is_abandoned_leaves_nothing(place: Place) -> None:
     place.put(place.root / "out" / "old", b"old")
     writing = begun(place.root / "other")

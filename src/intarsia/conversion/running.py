@@ -202,6 +202,8 @@ def _close(job: Job, staging: Staging, arrangement: Arrangement, parts: list[Any
         staging.write(file, at, [data])
     for file, data in arrangement.closing.items():
         staging.write_small(file, data)
+    staging.remove(digests_file(arrangement))
+    staging.check_own()
 
 
 def _attest(

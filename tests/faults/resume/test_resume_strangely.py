@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import intarsia
+from intarsia.errors import UsageError
 from intarsia.run.journal.keeping import JOB, to_line
 from intarsia.store.writing.staging import Staging
 from tests.checkpoints import (
@@ -178,6 +179,39 @@ def test_of_two_that_resume_at_once_one_refuses(src: Path, tmp_path: Path, whole
     assert "resumed: " in told
     assert files_of(out) == whole
     assert not leftovers(tmp_path)
+
+
+def test_files_that_somebody_left_in_the_partial_folder_are_no_part_of_the_result(
+    src: Path, tmp_path: Path
+) -> None:
+    """Of two sets of weights a reader may take the other one."""
+    out, whole, sharded = tmp_path / "out", tmp_path / "whole", {"max_shard_size": "20kB"}
+    intarsia.convert(src, whole, to="hf", **sharded)
+    die_half_way(src, out, to="hf", mesh=None, **sharded)
+    stray = Staging(out).folder / "model.safetensors"
+    stray.write_bytes(b"another's")
+    for _ in range(2):
+        with pytest.raises(UsageError, match="holds what this run did not write: model"):
+            intarsia.convert(src, out, to="hf", resume=True, **sharded)
+        assert not out.exists()
+        assert stray.read_bytes() == b"another's"
+    stray.unlink()
+    assert "resumed: " in str(intarsia.convert(src, out, to="hf", resume=True, **sharded))
+    assert files_of(out) == files_of(whole)
+
+
+def test_digests_that_were_written_are_given_up_too(src, tmp_path, whole, monkeypatch) -> None:
+    def killed(self: Staging) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(Staging, "commit", killed)
+        assert cli("convert", src, out, *WORDS).status == 130
+    assert (Staging(out).folder / "intarsia-digests.json").exists()
+    intarsia.convert(src, out, resume=True, digests=False, **OPTIONS)
+    del whole["intarsia-digests.json"]
+    assert files_of(out) == whole
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -13,9 +13,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from intarsia.errors import StoreError, UnsafeError, UsageError
+from intarsia.errors import StoreError, UnsafeError, UsageError, few
 from intarsia.store.reading.folder import Folder
-from intarsia.store.reading.lookup import absolute, exists, given, is_folder, listed
+from intarsia.store.reading.lookup import (
+    absolute,
+    everything_in,
+    exists,
+    given,
+    is_folder,
+    listed,
+)
 from intarsia.store.registry import store_of
 from intarsia.store.system_errors import errors_naming
 from intarsia.store.writing.old_contents import OVERWRITE, Contents, Judge, refuse_existing
@@ -61,6 +68,7 @@ class Staging:
         self.option = option
         self.old: Contents | None = None
         self.number: int | None = None
+        self.created: set[PurePath] = set()
         self.interrupt: KeyboardInterrupt | None = None
         """One that came when the files were in their place."""
 
@@ -168,6 +176,7 @@ class Staging:
         path = self.folder / file
         if ".." in PurePath(file).parts or self.folder not in path.parents:
             raise UnsafeError(f"{file!r} is outside of the destination")
+        self.created.add(path)
         try:
             with errors_naming(path):
                 if like is None:
@@ -208,6 +217,11 @@ class Staging:
         self.create(file, len(data))
         self.write(file, 0, [data])
 
+    def remove(self, file: str) -> None:
+        """Remove a file that an earlier run may have left."""
+        with errors_naming(self.folder, file):
+            self.store.remove(self.folder / file)
+
     def copy_in(self, file: str, source: PurePath) -> None:
         """Take over a file unchanged, a part at a time."""
         with Folder(source.parent) as folder:
@@ -225,8 +239,20 @@ class Staging:
         with errors_naming(self.folder, lasting=True):
             self.transaction.flush(created=created)
 
+    def check_own(self) -> None:
+        """Raise where the folder holds more than was created: it would pass for a part of the checkpoint."""
+        mine = self.created.union(*(path.parents for path in self.created))
+        others = [path for path in everything_in(self.folder) if path not in mine]
+        if others:
+            names = [str(path.relative_to(self.folder)) for path in others]
+            raise UsageError(
+                f"{self.folder} holds what this run did not write: {few(names, 4)}; nothing was committed",
+                hint="move it away, and see who puts it there; `intarsia convert --resume` then goes on",
+            )
+
     def commit(self) -> list[str]:
         """Show the files at the destination, unless others changed it; what is to be said of it."""
+        self.check_own()
         self.sync()
         self.transaction.check_unchanged(self.old)
         self.number = self.folder_number
