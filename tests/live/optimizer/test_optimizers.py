@@ -294,6 +294,38 @@ def test_another_class_is_refused_unless_asked_for(tmp_path: Path) -> None:
     assert len(adamw.state) == 6
 
 
+@pytest.mark.parametrize(
+    ("name", "before", "now", "lacking"),
+    [
+        ("AdamW", {}, {"amsgrad": True}, "max_exp_avg_sq"),
+        ("Adam", {}, {"amsgrad": True}, "max_exp_avg_sq"),
+        ("RMSprop", {"momentum": 0.9}, {"momentum": 0.9, "centered": True}, "grad_avg"),
+        ("RMSprop", {"centered": True}, {"momentum": 0.9, "centered": True}, "momentum_buffer"),
+        ("SGD", {}, {"momentum": 0.9}, None),  # torch makes it at the next step
+    ],
+)
+def test_state_that_the_settings_ask_for_and_nobody_stored_is_refused(
+    name: str, before: Any, now: Any, lacking: str | None, tmp_path: Path
+) -> None:
+    made = getattr(torch.optim, name)
+    model = Tiny()
+    optimizer = made(model.parameters(), **before)
+    step(model, optimizer, 0)
+    intarsia.save(tmp_path / "saved", model, optimizer)
+    again = made(model.parameters(), **now)
+    if lacking is None:
+        intarsia.load(tmp_path / "saved", model, again, hyperparameters="mine")
+    else:
+        with pytest.raises(UsageError, match=f"holds no {lacking} of .*, which {name} needs with"):
+            intarsia.load(tmp_path / "saved", model, again, hyperparameters="mine")
+        optimizer.param_groups[0] |= now  # as a checkpoint that lost that state says
+        intarsia.save(tmp_path / "lost", model, optimizer)
+        with pytest.raises(UsageError, match=f"holds no {lacking} of"):
+            intarsia.load(tmp_path / "lost", model, made(model.parameters()))
+        intarsia.load(tmp_path / "saved", model, again)
+    step(model, again, 1)
+
+
 def test_a_type_is_not_cast_in_the_state_either(tmp_path: Path) -> None:
     path = saved(tmp_path / "saved", OPTIMIZERS["Adam"])
     model = Tiny(1)

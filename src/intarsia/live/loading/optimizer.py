@@ -82,7 +82,14 @@ class OptimizerFilling:
         if stored:
             groups = with_tensors(groups, manifest)
             agreed = agreed_groups(optimizer, rows, groups)
-        states = state_to_fill(optimizer, rows, manifest, entries, part_of, groups, strict=strict)
+        owned = optimizer.settings.param_groups
+        settings = [
+            {**own, **(found or {})}
+            for own, found in zip(owned, agreed or [None] * len(owned), strict=True)
+        ]
+        states = state_to_fill(
+            optimizer, rows, manifest, entries, part_of, groups, settings, strict=strict
+        )
         counters = counter_holdings(manifest, states.counters)
         if optimizer.whole is not None:
             optimizer.whole.check(states.fresh, manifest.path)

@@ -35,6 +35,14 @@ _KINDS = {
 }
 
 
+# What a class keeps beside that with a setting, and does not make again for a parameter that has state.
+_ASKED = {
+    "Adam": {"amsgrad": "max_exp_avg_sq"},
+    "AdamW": {"amsgrad": "max_exp_avg_sq"},
+    "RMSprop": {"centered": "grad_avg", "momentum": "momentum_buffer"},
+}
+
+
 @dataclass(frozen=True)
 class Opened:
     """An optimizer without its wrappers: which object has the state of this rank, and which the settings."""
@@ -136,13 +144,22 @@ def check_class(stored: str | None, optimizer: Any, where: str) -> None:
         )
 
 
-def check_kinds(name: str, stored: Collection[str], optimizer: Any, where: str) -> None:
-    """Raise where the state stored of a parameter is not what a class of torch's keeps."""
+def check_kinds(
+    name: str, stored: Collection[str], optimizer: Any, settings: Mapping[str, Any], where: str
+) -> None:
+    """Raise where the state stored of a parameter is not what a class of torch's keeps with the settings of its group."""
     found = type(optimizer)
     if not is_torchs(optimizer) or found.__name__ not in _KINDS:
         return
     needed, allowed = (frozenset(words.split()) for words in _KINDS[found.__name__])
     if needed <= set(stored) <= needed | allowed:
+        for setting, kind in _ASKED.get(found.__name__, {}).items():
+            if settings.get(setting) and kind not in stored:
+                raise UsageError(
+                    f"{where} holds no {kind} of `{name}`, which {found.__name__} needs with"
+                    f" {setting}={settings[setting]}",
+                    hint=f"make the optimizer without {setting}, or load only the model (optimizer=None)",
+                )
         return
     raise UsageError(
         f"{where} holds {', '.join(sorted(stored))} of `{name}`, {found.__name__} keeps"

@@ -92,11 +92,13 @@ def state_to_fill(
     entries: Mapping[str, bytes],
     part_of: PartOf,
     groups: Groups | None,
+    settings: Sequence[Mapping[str, Any]],
     *,
     strict: bool = True,
 ) -> StateToFill:
     """Memory for the state that the checkpoint has of each parameter; nothing is read yet.
 
+    `settings` are those that the optimizer's groups will have.
     A parameter without any was never stepped where the checkpoint's groups name it; otherwise its
     state is lost, which only `strict=False` allows.
     """
@@ -131,9 +133,8 @@ def state_to_fill(
             continue
         _check_alike(each.name, dict(zip(names, held, strict=True)), manifest)
         mine = held[0] if held else set()
-        check_kinds(
-            each.name, mine | in_entries, held_by(optimizer.held, each.group), manifest.path
-        )
+        one = held_by(optimizer.held, each.group)
+        check_kinds(each.name, mine | in_entries, one, settings[each.group], manifest.path)
         state = out.fresh[each.param] = {}
         for kind in sorted(in_entries):
             state[kind] = value_in(entries, str(spelled), kind, each.param.device)
@@ -152,14 +153,13 @@ def state_to_fill(
             layout = row.layout.rename(of_kind(kind))
             stored = getattr(torch, manifest.logical[logical[0]].dtype.torch)
             if not _has_its_shapes(names, logical, row, manifest):
-                one = held_by(optimizer.held, each.group)
                 state[kind] = _whole(kind, logical[0], each, one, row, manifest)
                 layout = Layout.of(logical[0], tuple(state[kind].shape))
                 out.holdings.append(Holding(f"{each.name}.{kind}", layout, state[kind]))
                 continue
             of_param = manifest.logical.get(names[0])
             if of_param is not None and of_param.dtype == manifest.logical[logical[0]].dtype:
-                stored = _as_param(kind, stored, each.param, held_by(optimizer.held, each.group))
+                stored = _as_param(kind, stored, each.param, one)
             state[kind] = _like(each.param, old.get(kind), stored)
             if is_present(each.param):
                 layout = part_of(each.name, layout, state[kind])
