@@ -4,6 +4,7 @@ Each conversion is a process of its own, from its start to its end.  Our commits
 leaves its bytes in memory, so a copy that ends with a sync stands beside the plain one.
 
     pairs      a dense model between hf, dcp, torch_dist and fsdp_dtensor, with digests
+    within     the same by `intarsia.convert` in one process, without the start of a command
     experts    a mixture of experts between hf and torch_dist, beside the road through the model in memory
     optimizer  weights with main weights and moments, seven times their bytes, from format to format
     digests    digests of each format beside reading it through the planner, `sha256sum` and `xxh128`
@@ -70,6 +71,13 @@ class Ways:
     def convert(self, to: str, *more: str) -> Callable[[], Cost]:
         return process(*CONVERT, self.source, self.out, "--to", to, *MESHES[to], *more)
 
+    def within(self, to: str) -> Callable[[], Cost]:
+        """The same conversion, called in this process."""
+        import intarsia
+
+        mesh = MESHES[to][1] if MESHES[to] else None
+        return here(lambda: intarsia.convert(self.source, self.out, to=to, mesh=mesh))
+
     def copies(self) -> dict[str, Callable[[], Cost]]:
         return {
             "cp -r": process("cp", "-r", self.source, self.out),
@@ -97,15 +105,31 @@ def turns(at: Setting, ways: Ways, jobs: dict[str, Callable[[], Cost]], where: A
 
 def pairs(at: Setting) -> Iterator[Row]:
     """Every format to every format."""
-    in_child(write_hf, at.root / "hf", llama(at.gigabytes), 2)
-    for name in list(MESHES)[1:]:
-        run(Ways(at.root / "hf", at.root / name).convert(name))
+    write_each(at)
     for source in MESHES:
         ways = Ways(at.root / source, at.root / "out")
         jobs = {f"{source} -> {to}": ways.convert(to) for to in MESHES}
         if source == "hf":
             jobs["hf -> dcp, no digests"] = ways.convert("dcp", "--no-digests")
         yield from turns(at, ways, jobs, {"from": source})
+
+
+def within(at: Setting) -> Iterator[Row]:
+    """Every format to every format, in this process."""
+    write_each(at)
+    for source in MESHES:
+        ways = Ways(at.root / source, at.root / "out")
+        jobs = {f"{source} -> {to}": ways.within(to) for to in MESHES}
+        yield from turns(at, ways, jobs, {"from": source})
+
+
+def write_each(at: Setting) -> None:
+    """The same model in every format, as far as it is not there yet."""
+    if not (at.root / "hf").exists():
+        in_child(write_hf, at.root / "hf", llama(at.gigabytes), 2)
+    for name in list(MESHES)[1:]:
+        if not (at.root / name).exists():
+            run(Ways(at.root / "hf", at.root / name).convert(name))
 
 
 def run(job: Callable[[], Cost]) -> None:
@@ -172,11 +196,7 @@ def digests(at: Setting) -> Iterator[Row]:
     """Digests of each format, in one process, beside reading the same tensors and dropping them."""
     import intarsia
 
-    if not (at.root / "hf").exists():
-        in_child(write_hf, at.root / "hf", llama(at.gigabytes), 2)
-    for name in list(MESHES)[1:]:
-        if not (at.root / name).exists():
-            run(Ways(at.root / "hf", at.root / name).convert(name))
+    write_each(at)
     for name in MESHES:
         path = at.root / name
         files = data_files(path)
@@ -230,6 +250,7 @@ def read_tensors(path: Path) -> None:
 
 PARTS = {
     "pairs": (pairs, "a dense model between all pairs of formats, each command from its start to its end, beside a copy of the same files"),
+    "within": (within, "the same by `intarsia.convert` in one process, without the start of a command, beside a copy of the same files"),
     "experts": (experts, "a mixture of experts between Hugging Face and Megatron, beside a copy of the same files"),
     "optimizer": (optimizer, "weights with optimizer state between formats, beside a copy of the same files"),
     "digests": (digests, "digests in one process, files in the page cache, beside reading the same tensors"),

@@ -87,6 +87,7 @@ VIEWS: dict[str, View] = {
     "scaling-command": View("The command line from start to end", ("model",), "job", seconds, "seconds"),
     "scaling-torchrun": View("Several processes", ("model",), "job", seconds, "seconds"),
     "formats-pairs": View("Every format to every format", ("from",), "to", of_copy, "time as a ratio to `cp -r` of the source that ends with a sync, seconds of CPU, and peak memory"),
+    "formats-within": View("Every format to every format, in one process", ("from",), "to", of_copy, "time as a ratio to `cp -r` of the source that ends with a sync, seconds of CPU, and peak memory"),
     "formats-experts": View("A mixture of experts to Megatron and back", ("from",), "job", of_copy, "time as a ratio to `cp -r` of the source that ends with a sync, seconds of CPU, and peak memory"),
     "formats-optimizer": View("Weights with optimizer state", ("from",), "job", of_copy, "time as a ratio to `cp -r` of the source that ends with a sync, seconds of CPU, and peak memory"),
     "formats-digests": View("Digests beside reading", ("format",), "job", rate, _RATE + "reading each tensor"),
