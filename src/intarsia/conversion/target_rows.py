@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from intarsia.errors import FamilyError, UsageError, few
-from intarsia.family import Param, Table, table_for
+from intarsia.family import Param, Table
 from intarsia.family.from_transformers.beside_text import respelled
 from intarsia.format.base import Format
 from intarsia.format.optimizer_state.single_numbers import (
@@ -51,7 +51,7 @@ def rows_for(src: Manifest, request: Request, writer: Format, dropped: Set[str])
     if dialect == "same":
         stored = map(_as_stored, src.stored.values())
         return [*stored, *(Param(x.name, Layout.of(x.name, x.shape)) for x in src.absent)]
-    table = table_for(src.config)
+    table = writer.table(src)
     if table is None:
         return _name_by_name(src, request, writer, dialect)
     model = list(model_rows(src, request, writer, table, dialect))

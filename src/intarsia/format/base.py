@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from intarsia.dtypes import DType
 from intarsia.errors import UsageError
-from intarsia.family import Param, Table
+from intarsia.family import Param, Table, table_for
 from intarsia.format.arrangement import Arrangement as Arrangement
 from intarsia.format.arrangement import Slot as Slot
 from intarsia.format.arrangement import Wrapping as Wrapping
@@ -273,6 +273,10 @@ class Format(ABC):
     def refuse_part(self, src: Manifest) -> None:
         """Raise where a source is a part of a checkpoint, which can be read and not converted."""
         return
+
+    def table(self, src: Manifest) -> Table | None:
+        """The table of a source's family, by which its tensors are written."""
+        return table_for(src.config)
 
     def rows(self, table: Table, dialect: str, mesh: Mesh, spec: str) -> Sequence[Param]:
         """The tensors of a model as this format stores them."""

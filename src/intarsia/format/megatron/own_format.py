@@ -12,15 +12,15 @@ from intarsia.format.base import Located, ReadEntries
 from intarsia.format.complaint import Complaint
 from intarsia.format.dcp.archives import Archives
 from intarsia.format.dcp.metadata import METADATA
-from intarsia.format.megatron.common import TRAIN_STATE, arguments_of, common_in
+from intarsia.format.megatron.common import TRAIN_STATE
 from intarsia.format.megatron.configuration.config_to_arguments import arguments_of_config
+from intarsia.format.megatron.configuration.written_arguments import norms_are_centered
 from intarsia.format.megatron.detection import BACKEND
 from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT, FRAME, TRACKER
-from intarsia.format.megatron.fsdp_dtensor.entries import arguments_in
+from intarsia.format.megatron.fsdp_dtensor.entries import arguments_among
 from intarsia.format.megatron.iteration import ITERATION, misplaced_iteration, untracked
 from intarsia.format.megatron.optimizer.groups import STEPS
 from intarsia.format.request import Request
-from intarsia.format.torch_file.plain import plain
 from intarsia.planning.manifest import Chunk, Manifest, Stored
 from intarsia.state.names import MASTER, STEP, StateName, state_among
 from intarsia.store.reading.folder import Folder
@@ -52,6 +52,13 @@ class MegatronFormat(Archives):
 
     def contradictions(self, src: Manifest, folder: Folder) -> Iterator[Complaint]:
         return misplaced_iteration(src, folder)
+
+    def table(self, src: Manifest) -> Table | None:
+        """The family's table; norms stay centred as Megatron's source has them, since the run that goes on says so itself."""
+        table = super().table(src)
+        if table is None or src.format not in ("torch_dist", "fsdp_dtensor"):
+            return table
+        return table_for(src.config, zero_centered=norms_are_centered(table, src.stored.values()))
 
     def check_model(self, src: Manifest, table: Table, request: Request) -> None:
         """Megatron's models have a head, where a bare model of Transformers has none."""
@@ -136,6 +143,5 @@ class MegatronFormat(Archives):
 def arguments_alone(src: Manifest, read: ReadEntries) -> Mapping[str, Any]:
     """The arguments that say what the model is, without the run's counters: training starts from the beginning."""
     held = [name for name in (COMMON_OBJECT, ARGS) if name in src.entries]
-    found = read(held) if held else {}
-    args = arguments_in(found[ARGS]) if ARGS in found else arguments_of(common_in(found))
-    return {k: v for k, v in plain(args).items() if k not in ("iteration", *_SAMPLES)}
+    args = arguments_among(read(held) if held else {})
+    return {k: v for k, v in args.items() if k not in ("iteration", *_SAMPLES)}

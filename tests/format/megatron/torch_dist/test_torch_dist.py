@@ -269,6 +269,58 @@ def test_norms_that_megatron_centres_on_one(tmp_path: Path) -> None:
     assert torch.equal(found[other], tensors[other])
 
 
+def centred(tmp_path: Path, **arguments: bool) -> Path:
+    """A checkpoint whose arguments say so of its norms, and by no other name."""
+    write_torch_dist(tmp_path / "hf", tmp_path / "td", "")
+    (iteration(tmp_path / "td") / "intarsia-digests.json").unlink()
+    common = iteration(tmp_path / "td") / "common.pt"
+    torch.serialization.add_safe_globals([Namespace])
+    state = torch.load(common, weights_only=True)
+    del state["args"].layernorm_zero_centered_gamma
+    vars(state["args"]).update(arguments)
+    torch.save(state, common)
+    return tmp_path / "td"
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_next"])
+@pytest.mark.parametrize("centered", [True, False])
+def test_norms_that_megatron_up_to_0_15_centres_by_another_name(
+    family: str, centered: bool, tmp_path: Path
+) -> None:
+    tensors = made(tmp_path / "hf", family)
+    src = centred(tmp_path, apply_layernorm_1p=centered)
+    found, name = everything(src, CASES[family]), "model.layers.0.input_layernorm.weight"
+    shift = centered - (family == "qwen3_next")
+    assert torch.equal(found[name], (tensors[name].float() + shift).bfloat16())
+    intarsia.convert(src, tmp_path / "again", to="torch_dist", mesh="tp=2")
+    args = torch.load(iteration(tmp_path / "again") / "common.pt", weights_only=True)["args"]
+    assert args.apply_layernorm_1p == args.layernorm_zero_centered_gamma == centered
+    assert_same(read_dcp(iteration(tmp_path / "again")), read_dcp(iteration(src)))
+
+
+@pytest.mark.parametrize("to", ["torch_dist", "fsdp_dtensor"])
+def test_norms_that_lost_their_centre_on_the_way_are_told_and_the_arguments_say_so(
+    to: str, tmp_path: Path
+) -> None:
+    made(tmp_path / "hf", "llama")
+    src = centred(tmp_path, apply_layernorm_1p=True)
+    intarsia.convert(src, tmp_path / "dcp", to="dcp")
+    report = intarsia.convert(tmp_path / "dcp", tmp_path / "back", to=to)
+    assert [n for n in report.notes if "resume without --apply-layernorm-1p" in n]
+    assert intarsia.verify(tmp_path / "dcp", tmp_path / "back")
+
+
+def test_of_two_names_for_centred_norms_the_later_megatrons_counts_and_a_note_tells(
+    tmp_path: Path,
+) -> None:
+    tensors = made(tmp_path / "hf", "llama")
+    both = {"layernorm_zero_centered_gamma": False, "apply_layernorm_1p": True}
+    src = centred(tmp_path, **both)
+    assert_same(everything(src), tensors)
+    notes = read(src).notes
+    assert any("apply_layernorm_1p=True" in n and "zero_centered_gamma=False" in n for n in notes)
+
+
 def by_hand(folder: Path, state: Mapping[str, Any]) -> Path:
     """A checkpoint with Megatron's frame around what torch wrote."""
     write_dcp(folder, state)

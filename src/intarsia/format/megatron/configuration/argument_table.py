@@ -14,6 +14,10 @@ UNSAID = "only_in_config_json"
 """Our word among the arguments for what they cannot say: a configuration made from them is not the model's."""
 
 
+CENTERED = ("layernorm_zero_centered_gamma", "apply_layernorm_1p")
+"""The argument by which norms hold weight − 1, and its name in Megatron-LM up to 0.15; later ones heed the first alone."""
+
+
 ROPE, ACTIVATION, GROUPS = "rope_parameters", "hidden_act", "n_group"
 
 

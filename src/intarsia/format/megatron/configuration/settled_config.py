@@ -12,6 +12,7 @@ from intarsia.format.complaint import Complain, going_on
 from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.folder.stored_config import choose_config
 from intarsia.format.megatron.common import whole
+from intarsia.format.megatron.configuration.argument_table import CENTERED
 from intarsia.format.megatron.configuration.arguments_to_config import config_from_arguments
 from intarsia.format.megatron.configuration.contradictions import check_arguments
 from intarsia.format.megatron.frame import home_of
@@ -42,8 +43,10 @@ def settle_config(
     complain: Complain,
 ) -> SettledConfig:
     """The given or stored configuration, compared with the arguments; without one, that of the arguments."""
-    config, centered = given, args.get("layernorm_zero_centered_gamma")
-    centered = centered if isinstance(centered, bool) else None
+    config = given
+    said = {name: args[name] for name in CENTERED if isinstance(args.get(name), bool)}
+    centered = next(iter(said.values()), None)
+    notes: tuple[str, ...] = () if len({*said.values()}) < 2 else (_both_names(said),)
     with going_on(complain, "config.json"):
         config = choose_config(given, home_of(root))
     if config is None:
@@ -51,13 +54,21 @@ def settle_config(
         is_made = made.config is not None
         with going_on(complain):
             _check_layers(args, made.config or {}, root)
-        return SettledConfig(made.config, is_made, made.unsaid, made.notes, centered)
-    notes: tuple[str, ...] = ()
+        return SettledConfig(made.config, is_made, made.unsaid, (*notes, *made.notes), centered)
     if table_for(config) is not None:
         with going_on(complain):
             shapes = {name: t.shape for name, t in metadata.tensors.items()}
-            notes = tuple(check_arguments(args, config, shapes, str(root)))
+            notes += tuple(check_arguments(args, config, shapes, str(root)))
     return SettledConfig(config, False, (), notes, centered)
+
+
+def _both_names(said: Mapping[str, bool]) -> str:
+    """A note on arguments that say of norms by one name what they deny by the other."""
+    (first, one), (other, two) = said.items()
+    return (
+        f"the stored arguments have {first}={one} and {other}={two}: the first is taken, which"
+        " Megatron-LM heeds alone from 0.16 on"
+    )
 
 
 def _check_layers(args: Mapping[str, Any], made: Mapping[str, Any], root: PurePath) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from intarsia.dtypes import DType
-from intarsia.format.megatron.configuration.argument_table import UNSAID
+from intarsia.family import Table
+from intarsia.format.megatron.configuration.argument_table import CENTERED, UNSAID
 from intarsia.format.megatron.configuration.config_to_arguments import arguments_of_config
 from intarsia.format.megatron.keys import Key
 from intarsia.mesh import Mesh, Shape
+from intarsia.planning.manifest import Stored, Target
+from intarsia.state.names import is_state
 
 
 def arguments_for(
@@ -40,12 +43,35 @@ def arguments_of_tensors(shapes: Mapping[str, Shape], centered: bool) -> dict[st
     """The arguments that say how the tensors that are written are stored."""
     embedding = next((s for n, s in shapes.items() if n.endswith("word_embeddings.weight")), None)
     found: dict[str, Any] = {
-        "layernorm_zero_centered_gamma": centered,
+        CENTERED[0]: centered,
         "untie_embeddings_and_output_weights": any("output_layer" in name for name in shapes),
         "ckpt_format": "torch_dist",
         "use_megatron_fsdp": False,
     }
     return found | ({"padded_vocab_size": embedding[0]} if embedding else {})
+
+
+def norms_are_centered(table: Table, held: Iterable[Stored | Target]) -> bool | None:
+    """Whether norms hold weight − 1 in Megatron's tensors; None where there is none."""
+    norm = "decoder.final_layernorm.weight"
+    values = (x.value for x in held if x.name.endswith(norm) and not is_state(x.name))
+    return next((table.centered == value.is_plain for value in values), None)
+
+
+def arguments_of_norms(old: Mapping[str, Any], centered: bool) -> dict[str, bool]:
+    """The arguments that say how norms are centred, by each name that `old` ones have for it."""
+    return {name: centered for name in CENTERED if name in old}
+
+
+def note_on_norms(old: Mapping[str, Any], centered: bool) -> Iterator[str]:
+    """A run that goes on with its own arguments would take norms for what they are not."""
+    said = next((old[name] for name in CENTERED if isinstance(old.get(name), bool)), centered)
+    if said != centered:
+        now, before = ("weight − 1", "the weight") if centered else ("the weight", "weight − 1")
+        yield (
+            f"norms hold {now}, and held {before} in the run that the source's arguments are of: resume"
+            f" {'with' if centered else 'without'} --apply-layernorm-1p"
+        )
 
 
 def arguments_of_mesh(mesh: Mesh, old: Mapping[str, Any] | None = None) -> dict[str, Any]:

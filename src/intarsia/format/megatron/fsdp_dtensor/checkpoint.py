@@ -16,7 +16,7 @@ from pathlib import PurePath
 from typing import Any
 
 from intarsia.errors import FormatError
-from intarsia.family import Param, Table, table_for
+from intarsia.family import Param, Table
 from intarsia.format.base import Arrangement, ReadEntries, WriteOptions, refuse_section
 from intarsia.format.complaint import Complain, going_on, refuse
 from intarsia.format.dcp import archives
@@ -117,8 +117,7 @@ class FsdpDtensor(MegatronFormat):
         return spell(name)
 
     def targets(self, src: Manifest, request: Request) -> Wanted:
-        table = table_for(src.config, zero_centered=zero_centered(src))
-        return fsdp_dtensor_targets(src, table, request)
+        return fsdp_dtensor_targets(src, self.table(src), request)
 
     def groups(self, src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:
         stored_by_torch = super().groups(src, entries)
@@ -161,18 +160,6 @@ def _numbers(folder: Folder, metadata: Metadata) -> tuple[dict[str, str], Format
 def _canonical(name: str) -> str:
     section = section_of(f"model.{name}")
     return section.name if section else name
-
-
-def zero_centered(src: Manifest) -> bool | None:
-    """Whether a source's norms hold weight − 1 in Megatron's tensors; None where it is not Megatron's.
-
-    What is written follows it, so that the run that goes on need not change its arguments.
-    """
-    table = table_for(src.config)
-    if table is None or src.format not in ("torch_dist", "fsdp_dtensor"):
-        return None
-    norms = (s for s in src.stored.values() if s.name.endswith("decoder.final_layernorm.weight"))
-    return next((table.centered == s.value.is_plain for s in norms), None)
 
 
 def tensor_parallel(args: Mapping[str, Any]) -> TensorParallel:

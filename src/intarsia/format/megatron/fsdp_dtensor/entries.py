@@ -15,7 +15,7 @@ from typing import Any
 
 from intarsia.errors import FormatError
 from intarsia.format.dcp.metadata import Metadata
-from intarsia.format.megatron.common import arguments_of
+from intarsia.format.megatron.common import arguments_of, common_in
 from intarsia.format.megatron.frame import COUNTERS, SCHEDULER
 from intarsia.format.megatron.fsdp_dtensor.keys import group_of, section_of
 from intarsia.format.megatron.optimizer.groups import counters, grouped
@@ -61,6 +61,12 @@ def arguments(folder: Folder, metadata: Metadata) -> Mapping[str, Any]:
 def arguments_in(data: bytes, where: str = "args") -> Mapping[str, Any]:
     """The fields of an `args` entry."""
     return arguments_of({"args": read_object(data, where)})
+
+
+def arguments_among(entries: Mapping[str, bytes]) -> dict[str, Any]:
+    """The arguments that entries hold, in an object of their own or in the common state, as plain values."""
+    args = arguments_in(entries["args"]) if "args" in entries else arguments_of(common_in(entries))
+    return dict(plain(args))
 
 
 def values_of(entries: Mapping[str, bytes]) -> dict[str, Any]:

@@ -13,10 +13,13 @@ from typing import Any
 from intarsia.family import table_for
 from intarsia.format.base import WriteOptions
 from intarsia.format.megatron.common import archive, arguments_of, common_in, counters_of
+from intarsia.format.megatron.configuration.argument_table import CENTERED
 from intarsia.format.megatron.configuration.written_arguments import (
     arguments_for,
+    arguments_of_norms,
     arguments_of_words_lacking,
     arguments_with,
+    norms_are_centered,
 )
 from intarsia.format.megatron.frame import COUNTERS, SCHEDULER
 from intarsia.format.megatron.fsdp_dtensor.entries import arguments_in
@@ -35,9 +38,6 @@ from intarsia.format.megatron.optimizer.groups import group_for, groups_in, opti
 from intarsia.format.torch_file.plain import plain
 from intarsia.mesh import Mesh, Shape
 from intarsia.planning.manifest import Target
-from intarsia.value import PLAIN
-
-_FINAL_NORM = "decoder.final_layernorm.weight"
 
 
 def written_entries(targets: Sequence[Target], options: WriteOptions) -> dict[str, bytes]:
@@ -125,9 +125,10 @@ def _arguments(
     config = options.config
     table = table_for(config)
     mesh = _sizes(options.mesh)
-    if table is not None and table.centered:
-        norms = (t.value for t in targets if t.name.endswith(_FINAL_NORM))
-        mesh["layernorm_zero_centered_gamma"] = next(norms, PLAIN).is_plain
+    centered = norms_are_centered(table, targets) if table else None
+    if centered is not None:
+        names = {CENTERED[0]: ""} if table and table.centered else {}
+        mesh |= arguments_of_norms(said | names, centered)
     if said:
         mesh = arguments_with(said, options.dtype) | mesh if options.dtype else mesh
         if config is not None and table is not None:

@@ -17,14 +17,18 @@ from math import gcd
 
 from intarsia.dtypes import DType
 from intarsia.errors import FamilyError, UsageError, few
-from intarsia.family import Param, Table
+from intarsia.family import Param, Table, table_for
 from intarsia.format.base import Arrangement, WriteOptions
 from intarsia.format.dcp.metadata import METADATA, Metadata, TensorRecord
 from intarsia.format.dcp.metadata_write import write_metadata
 from intarsia.format.dcp.write import Files, cut_by, place_all
 from intarsia.format.megatron.common import iteration_to_resume, note_on_loading
+from intarsia.format.megatron.configuration.written_arguments import (
+    norms_are_centered,
+    note_on_norms,
+)
 from intarsia.format.megatron.frame import TRACKER
-from intarsia.format.megatron.fsdp_dtensor.entries import path_of, tensor_in
+from intarsia.format.megatron.fsdp_dtensor.entries import arguments_among, path_of, tensor_in
 from intarsia.format.megatron.fsdp_dtensor.entries_to_write import written_entries
 from intarsia.format.megatron.fsdp_dtensor.keys import (
     GROUP,
@@ -258,9 +262,15 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
         folder + METADATA: write_metadata(Metadata(tensors, objects, paths, {})),
         TRACKER: str(iteration).encode(),
     }
-    return Arrangement(
-        files.sizes, slots, files.fixed, closing, tuple(_remarks(entries, targets)), folder
-    )
+    remarks = (*_remarks(entries, targets), *_norms(targets, options))
+    return Arrangement(files.sizes, slots, files.fixed, closing, remarks, folder)
+
+
+def _norms(targets: Sequence[Target], options: WriteOptions) -> Iterator[str]:
+    table = table_for(options.config)
+    centered = norms_are_centered(table, targets) if table else None
+    if centered is not None:
+        yield from note_on_norms(arguments_among(options.entries), centered)
 
 
 def _remarks(entries: Collection[str], targets: Iterable[Target]) -> Iterator[str]:

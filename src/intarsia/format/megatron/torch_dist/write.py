@@ -35,9 +35,12 @@ from intarsia.format.megatron.common import (
 from intarsia.format.megatron.configuration.written_arguments import (
     arguments_for,
     arguments_of_mesh,
+    arguments_of_norms,
     arguments_of_tensors,
     arguments_of_words_lacking,
     arguments_with,
+    norms_are_centered,
+    note_on_norms,
 )
 from intarsia.format.megatron.detection import BACKEND, backend_file
 from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT, COUNTERS, TRACKER
@@ -88,7 +91,8 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
     slots, tensors, leading = _place(files, targets, options.mesh, stacks)
     shapes = {n: t.shape for n, t in tensors.items() if not is_state(n)}
     trained = len(shapes) < len(tensors)
-    state = _common(source, shapes, targets if trained else None, options)
+    centered = _centered(targets, options)
+    state = _common(source, shapes, centered, targets if trained else None, options)
     held = _objects({n: shapes[n][: leading[n]] for n in shapes}, options)
     held[COMMON_OBJECT] = archive([state])
     objects = {name: files.append(name, data) for name, data in held.items()}
@@ -101,8 +105,16 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
     }
     remarks = (*_remarks(state, shapes, options), *_left_behind(state, held, options))
     remarks += tuple(_note_on_moments(tensors))
+    remarks += tuple(note_on_norms(plain(arguments_of(source)), centered))
     remarks += tuple(note_on_loading(held, "optimizer" in state))
     return Arrangement(files.sizes, slots, files.fixed, closing, remarks, folder)
+
+
+def _centered(targets: Sequence[Target], options: WriteOptions) -> bool:
+    """Whether norms are written less one: as the targets are, and as the hub's where none is written."""
+    table = table_for(options.config)
+    found = norms_are_centered(table, targets) if table else None
+    return found if found is not None else table is not None and table.centered
 
 
 def _left_behind(
@@ -194,6 +206,7 @@ def _place(
 def _common(
     source: Mapping[str, Any],
     shapes: Mapping[str, Shape],
+    centered: bool,
     trained: Sequence[Target] | None,
     options: WriteOptions,
 ) -> dict[str, Any]:
@@ -202,11 +215,11 @@ def _common(
     table = table_for(options.config)
     if options.config is not None and table is not None:
         if args:
-            args |= arguments_of_tensors(shapes, table.centered)
+            args |= arguments_of_norms(args, centered) | arguments_of_tensors(shapes, centered)
             args |= arguments_of_mesh(options.mesh, args)
             args |= arguments_of_words_lacking(options.config)
         else:
-            args = arguments_for(options.config, options.mesh, shapes, table.centered)
+            args = arguments_for(options.config, options.mesh, shapes, centered)
     counters = counters_of(options.entries)
     args |= {k: v for k, v in counters.items() if k.endswith("_samples") and k not in args}
     optimizer = None if trained is None else _optimizer(source, trained, options)
