@@ -59,6 +59,19 @@ def test_a_file_of_another_save_is_one_fault(
     assert (fault.kind, fault.where, fault.text) == ("steps-disagree", file, text)
 
 
+def test_a_file_that_torch_does_not_open_is_a_fault(run: Path, tmp_path: Path) -> None:
+    """A member that does not begin as one, though its content is as it was."""
+    root = mixed(run, tmp_path / "checkpoint-4")
+    whole = (root / "optimizer.pt").read_bytes()
+    at = whole.index(b"PK\3\4", 4)
+    (root / "optimizer.pt").write_bytes(whole[:at] + b"pk" + whole[at + 2 :])
+    with pytest.raises(RuntimeError):
+        torch.load(root / "optimizer.pt")
+    (fault,) = intarsia.verify(root).faults
+    assert (fault.kind, fault.where) == ("entry-damaged", "optimizer.pt")
+    assert "does not begin as a member of an archive" in fault.text
+
+
 def test_both_behind_the_run_is_a_note_as_skipped_steps_leave_them_so(
     run: Path, tmp_path: Path
 ) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Collection, Iterator
-from zipfile import ZipFile
-from zlib import crc32
 
 from intarsia.checking.alone.unfinished import fault_of
 from intarsia.checking.fault import Fault
 from intarsia.errors import IntarsiaError
 from intarsia.format.registry import folder_of, format_named
-from intarsia.format.torch_file.zip_directory import BROKEN_ZIP, MEMBER
+from intarsia.format.torch_file.zip_directory import LOCAL, MEMBER, Read, exactly, listing_of
 from intarsia.planning.manifest import Entry, Manifest
+from intarsia.run.sums.checksum import crc32_of
 from intarsia.store.reading.folder import MAX_SMALL_BYTES, Folder
 
 _END = b"PK\x05\x06"
@@ -43,13 +41,12 @@ def damaged_entry(folder: Folder, entry: Entry, known: Collection[str] = ()) -> 
         return
     try:
         wrong = _wrong_in(folder, entry)
-    except (IntarsiaError, *BROKEN_ZIP) as error:
-        if isinstance(error, IntarsiaError):
-            error.raise_unless_fault()
-        if entry.file in known and getattr(error, "kind", "") == "file-too-short":
+    except IntarsiaError as error:
+        error.raise_unless_fault()
+        if entry.file in known and error.kind == "file-too-short":
             return
-        wrong = str(error).partition("\n")[0]
-    if wrong is not None:
+        wrong = error.brief.partition(" - at ")[0]
+    if wrong:
         where = f"{entry.file} byte {entry.start_bytes:,}"
         text = f"the object `{entry.name}` is damaged: {wrong}"
         yield Fault("entry-damaged", (entry.name,), where, text, files=(entry.file,))
@@ -62,33 +59,36 @@ def contradicting_entries(manifest: Manifest) -> Iterator[Fault]:
             yield fault_of(found)
 
 
-def _wrong_in(folder: Folder, entry: Entry) -> str | None:
+def _wrong_in(folder: Folder, entry: Entry) -> str:
     """What is wrong with an object's bytes; those that a program saved as they are may be any."""
     file, start, length = entry.place
     if length < _LEAST_BYTES:
-        return None
+        return ""
     head = folder.read(file, start, _LEAST_BYTES)
     tail = folder.read(file, start + length - _LEAST_BYTES, _LEAST_BYTES)
     if head.startswith(b"PK"):
-        return _wrong_member(folder.read_small(file, start, length))
+        return wrong_member(
+            lambda at, size: folder.read(file, start + at, size), length, file, MAX_SMALL_BYTES
+        )
     if _END in tail:
         return "it ends as an archive, and does not begin as one"
     lost = not any(head + tail) and length <= MAX_SMALL_BYTES
     if lost and not any(folder.read(file, start, length)):
         return f"all its {length:,} bytes are zero"
-    return None
+    return ""
 
 
-def _wrong_member(data: bytes) -> str | None:
-    with ZipFile(io.BytesIO(data)) as archive:
-        for info in archive.infolist():
-            if not data.startswith(MEMBER, info.header_offset):
-                return f"{info.filename} does not begin as a member of an archive"
-            start = info.header_offset + 30
-            named = int.from_bytes(data[start - 4 : start - 2], "little")
-            extra = int.from_bytes(data[start - 2 : start], "little")
-            start += named + extra
-            found = crc32(data[start : start + info.file_size])
-            if info.CRC and found != info.CRC:
-                return f"{info.filename} has CRC-32 {found:08x}, recorded {info.CRC:08x}"
-    return None
+def wrong_member(read: Read, size: int, where: str, window_bytes: int) -> str:
+    """What is wrong with a member of an archive; torch may have been set to record no CRC-32."""
+    for info in listing_of(read, size, where).infos:
+        at, name = info.header_offset, info.filename
+        if at < 0:
+            return f"{name} begins before the archive"
+        local = LOCAL.unpack(exactly(read, at, LOCAL.size, where))
+        if local[0] != MEMBER:
+            return f"{name} does not begin as a member of an archive"
+        start = at + LOCAL.size + local[9] + local[10]
+        found = crc32_of(read, start, info.file_size, window_bytes)
+        if info.CRC and found != info.CRC:
+            return f"{name} has CRC-32 {found:08x}, recorded {info.CRC:08x}"
+    return ""

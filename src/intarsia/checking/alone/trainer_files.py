@@ -7,15 +7,14 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 
+from intarsia.checking.alone.entries import wrong_member
 from intarsia.checking.alone.trainer_steps import files_of_other_steps, step_of_run
 from intarsia.checking.fault import Fault
 from intarsia.errors import FormatError
 from intarsia.format.folder.inventory import is_training
 from intarsia.format.folder.trainer_files import OPTIMIZER, SCHEDULE, STEPS, lost_half
-from intarsia.format.torch_file.zip_directory import directory
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
-from intarsia.run.sums.checksum import crc32_of
 from intarsia.state.names import state_among
 from intarsia.store.address import named
 from intarsia.store.reading.folder import Folder
@@ -71,13 +70,7 @@ def _wrong(folder: Folder, name: str, window_bytes: int) -> str:
     head = folder.read(name, 0, min(size, 2))
     if head != b"PK":
         return "" if head.startswith(b"\x80") else "it begins neither as an archive nor as a pickle"
-    read = partial(folder.read, name)
     try:
-        members = directory(read, size, name)
+        return wrong_member(partial(folder.read, name), size, name, window_bytes)
     except FormatError as error:
-        return str(error).partition(" - at ")[0]
-    for member, (start, size_, recorded, *_) in members.items():
-        found = crc32_of(read, start, size_ or 0, window_bytes)
-        if recorded and found != recorded:
-            return f"{member} has CRC-32 {found:08x}, recorded {recorded:08x}"
-    return ""
+        return error.brief.partition(" - at ")[0]
