@@ -226,17 +226,15 @@ def _with_table(
     unknown = [n for n in stored if n in strange and not is_state(n)] if strange else []
     logical = logical_of(stored, table.logical)
     held = {*logical, *stood_for(quantised, known)}
-    absent = tuple(
-        Logical(name, table.logical[name], common_dtype(listed))
-        for name in must_be_there(table, held)
-    )
+    lost = must_be_there(table, held)
+    dtype = common_dtype(listed if lost else ())
+    absent = tuple(Logical(name, table.logical[name], dtype) for name in lost)
     problems = tuple(absences(absent))
-    notes = []
+    notes = quantised.notes
     if unknown:
-        shown = few(unknown, 4)
-        notes.append(f"not in the table of {table.family}, carried name by name: {shown}")
-    notes += quantised.notes
-    return Named(stored, logical, table.family, absent, problems, tuple(notes), quantised)
+        note = f"not in the table of {table.family}, carried name by name: {few(unknown, 4)}"
+        notes = (note, *notes)
+    return Named(stored, logical, table.family, absent, problems, notes, quantised)
 
 
 def _named(
