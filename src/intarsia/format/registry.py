@@ -105,7 +105,11 @@ def format_of(path: PurePath) -> Format:
             _refuse_two(path, name, asked[place + 1 :])
             return FORMATS[name]
     if others := [format for format in added().values() if format.detect(path)]:
-        _refuse_several(path, [format.name for format in others])
+        if others[1:]:
+            raise FormatError(
+                f"{path} is claimed by several formats: {', '.join(x.name for x in others)}",
+                hint="uninstall the packages of the formats that are wrong",
+            )
         return others[0]
     raise _no_checkpoint(path)
 
@@ -149,14 +153,6 @@ def _refuse_two(path: PurePath, name: str, others: Sequence[str]) -> None:
         raise FormatError(
             f"{path} holds two checkpoints, {name} and {beside}",
             hint="move one of them to a folder of its own, with the configuration",
-        )
-
-
-def _refuse_several(path: PurePath, names: Sequence[str]) -> None:
-    if names[1:]:
-        raise FormatError(
-            f"{path} is claimed by several formats: {', '.join(names)}",
-            hint="uninstall the packages of the formats that are wrong",
         )
 
 

@@ -77,13 +77,11 @@ def _home(metadata: Metadata) -> str:
 
 def below(part: str, metadata: Metadata) -> Metadata:
     """The metadata of a subfolder, its files named from the folder above."""
-
-    def moved(file: str) -> str:
-        return f"{part}/{file}"
-
     tensors = {
-        name: replace(record, chunks=tuple(replace(c, file=moved(c.file)) for c in record.chunks))
+        name: replace(
+            record, chunks=tuple(replace(c, file=f"{part}/{c.file}") for c in record.chunks)
+        )
         for name, record in metadata.tensors.items()
     }
-    objects = {n: replace(o, file=moved(o.file)) for n, o in metadata.objects.items()}
+    objects = {n: replace(o, file=f"{part}/{o.file}") for n, o in metadata.objects.items()}
     return replace(metadata, tensors=tensors, objects=objects)

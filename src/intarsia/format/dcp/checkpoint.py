@@ -115,11 +115,10 @@ class Dcp(Archives):
             if listed(folder, f"__*{METADATA}"):
                 continue  # each rank's own, which is another kind of save
             if files and not (exists(metadata) and size_of(metadata)):
-                text = f"{len(files)} data files and no {METADATA}, which is written last"
+                lacks = f" and no {METADATA}, which is written last"
                 if exists(metadata):
-                    text = (
-                        f"{len(files)} data files, and {METADATA}, which is written last, is empty"
-                    )
+                    lacks = f", and {METADATA}, which is written last, is empty"
+                text = f"{len(files)} data files{lacks}"
                 return Complaint(FormatError(text, kind="metadata-missing"), (str(folder),))
         return None
 

@@ -114,20 +114,20 @@ def _latest(run: PurePath) -> Found:
 
 def named_latest(run: PurePath) -> str:
     """What `latest` says in a folder; nothing where there is no such file."""
-    if not is_file(run / LATEST):
+    return _name_in(run, LATEST)
+
+
+def _name_in(root: PurePath, file: str) -> str:
+    if not is_file(root / file):
         return ""
-    with Folder(run) as folder:
-        return folder.read_all(LATEST, _NAME_BYTES).decode("utf-8", "replace").strip()
+    with Folder(root) as folder:
+        return folder.read_all(file, _NAME_BYTES).decode("utf-8", "replace").strip()
 
 
 def _snapshot(cache: PurePath) -> Found:
     """The snapshot of a model in the hub's cache that `refs/main` names, or the only one."""
     held = [p for p in listed(cache / "snapshots") if is_folder(p)]
-    main = cache / "refs" / "main"
-    named = None
-    if is_file(main):
-        with Folder(cache) as folder:
-            named = folder.read_all("refs/main", _NAME_BYTES).decode("utf-8", "replace").strip()
+    named = _name_in(cache, "refs/main")
     taken = next((p for p in held if p.name == named), None)
     why = "refs/main names it"
     if taken is None and len(held) == 1:

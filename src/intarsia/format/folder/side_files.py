@@ -82,8 +82,7 @@ def config_given(path: str | PurePath) -> Mapping[str, Any]:
 
 
 def read_config(path: PurePath) -> Mapping[str, Any]:
-    """A model's `config.json`, or that of the folder that is given."""
-    path = path / "config.json" if is_folder(path) else path
+    """A model's `config.json`, or a file like it."""
     with Folder(path.parent) as folder:
         if folder.size(path.name) > MAX_CONFIG_BYTES:
             raise FormatError(

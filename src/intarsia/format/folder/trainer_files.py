@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from intarsia.format.folder.inventory import TRAINING, is_training
 from intarsia.planning.inventory import Item, Role
@@ -27,13 +27,9 @@ def lost_half(inventory: Sequence[Item], holds_state: bool) -> str:
     held = {item.name for item in inventory if is_training(item)}
     if STEPS not in held or any(item.name.startswith("global_step") for item in inventory):
         return ""
-    optimizers = _optimizers(inventory)
+    optimizers = [item.name for item in inventory if item.role is Role.OPTIMIZER]
     if SCHEDULE in held and not optimizers and not holds_state:
         return f"{SCHEDULE} and {STEPS} are there, and no optimizer state"
     if SCHEDULE not in held and optimizers:
         return f"{optimizers[0]} and {STEPS} are there, and no {SCHEDULE}"
     return ""
-
-
-def _optimizers(inventory: Iterable[Item]) -> list[str]:
-    return [item.name for item in inventory if item.role is Role.OPTIMIZER]

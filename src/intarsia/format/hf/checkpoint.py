@@ -73,8 +73,7 @@ class Hf(Format):
     ) -> Manifest:
         a_folder = is_folder(path)
         root = path if a_folder else path.parent
-        folder = Folder(root)
-        with folder:
+        with Folder(root) as folder:
             weights = files_of(folder, complain) if a_folder else WeightFiles({path.name: None})
             files = dict(weights.held)
             beside: dict[str, list[str] | None] = {}
@@ -86,6 +85,10 @@ class Hf(Format):
             if beside:
                 _check_side_folder(root, (x for x in found.values() if x.file in beside), complain)
             sizes = {file: folder.size(file) for file in files}
+            indexes = []
+            if index := weights.index:
+                size = folder.size(index)
+                indexes = [Item("file", index, Role.MODEL, Fate.READ, nbytes=size)]
             entries: dict[str, Entry] = {}
             if a_folder:
                 with going_on(complain, f"{OPTIMIZER}/{ENTRIES}"):
@@ -113,7 +116,7 @@ class Hf(Format):
             family=named.family,
             config=config,
             entries=entries,
-            inventory=(*_index_item(folder, weights.index), *named.inventory),
+            inventory=(*indexes, *named.inventory),
             absent=named.absent,
             problems=named.problems,
             metadata=headers.agreed,
@@ -192,12 +195,6 @@ def _check_side_folder(root: PurePath, found: Iterable[WholeTensor], complain: C
             tensors=names,
         )
         complain(Complaint(error, (file,)))
-
-
-def _index_item(folder: Folder, index: str) -> tuple[Item, ...]:
-    if not index:
-        return ()
-    return (Item("file", index, Role.MODEL, Fate.READ, nbytes=folder.size(index)),)
 
 
 def _starts_like_safetensors(path: PurePath) -> bool:

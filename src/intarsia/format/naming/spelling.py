@@ -64,11 +64,9 @@ class Spelling:
 
     def _beside(self, plain: str) -> tuple[str, str] | None:
         """A weight that no table knows, such as an adapter's: without what stands before the section's names."""
-        if not (found := explained(plain, self._held)):
-            return None
-        return (
-            found if any(f".{p}".endswith(f".{found[0]}") for p in self.sections.prefixes) else None
-        )
+        found = explained(plain, self._held)
+        before = f".{found[0]}" if found else ""
+        return found if any(f".{p}".endswith(before) for p in self.sections.prefixes) else None
 
     @cached_property
     def _held(self) -> frozenset[str]:

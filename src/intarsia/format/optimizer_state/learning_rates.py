@@ -52,8 +52,9 @@ class Rates:
 
 def set_rates(groups: Sequence[dict[str, Any]], rates: Rates | None) -> None:
     """Give groups without rates those of the run that resumes; raise where they have others."""
-    for group in groups if rates is not None else ():
-        assert rates is not None
+    if rates is None:
+        return
+    for group in groups:
         said = (group.get("max_lr"), group.get("min_lr"))
         if said[0] is None:
             group |= {"max_lr": rates.max_lr, "min_lr": rates.min_lr}
