@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from typing import Any
 
 from intarsia.checking.kinds import KINDS
@@ -81,6 +81,11 @@ def gathered(faults: Iterable[Fault]) -> tuple[Fault, ...]:
     return tuple(x for group in groups.values() for x in _as_one(group))
 
 
+def with_more(text: str, alike: Sized) -> str:
+    """What is said of the first of several, and how many more there are."""
+    return f"{text}; and {len(alike) - 1:,} more like it" if len(alike) > 1 else text
+
+
 def _as_one(group: list[Fault]) -> list[Fault]:
     if group[0].kind == "bytes-overlap":
         # Found in the headers, and again among the tensors, which it names there.
@@ -92,6 +97,6 @@ def _as_one(group: list[Fault]) -> list[Fault]:
     where = few(sorted(files), 4) or first.where
     at = f" in {where}" if first.kind in _IN_ONE_FILE else ""
     names = tuple(dict.fromkeys(name for fault in group for name in fault.tensors))
-    text = f"{first.text}; and {len(group) - 1:,} more like it{at}"
+    text = f"{with_more(first.text, group)}{at}"
     elements = sum(fault.elements for fault in group)
     return [Fault(first.kind, names, where, text, elements, first.hint, files)]

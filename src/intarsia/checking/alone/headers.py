@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
-from intarsia.checking.fault import Fault
+from intarsia.checking.fault import Fault, with_more
 from intarsia.checking.naming import place_of
 from intarsia.errors import FamilyError, IntarsiaError, UsageError, few
 from intarsia.family import Table, table_for
@@ -63,14 +63,13 @@ class Headers:
             if names and not any(name in text for name in names):
                 about = "it holds" if isinstance(error, FamilyError) else "unreadable:"
                 text += f"; {about} {few(names)}"
-            text += f"; and {len(group) - 1} more like it" if len(group) > 1 else ""
             files = dict.fromkeys(file for c in group for file in c.files)
             elements = sum(map(self._elements, group))
             where = few(list(files), 4) or self.path
-            hint = error.hint or ""
             yield Fault(
-                error.kind, names or error.tensors, where, text, elements, hint, tuple(files)
-            )
+                error.kind, names or error.tensors, where, with_more(text, group), elements,
+                error.hint or "", tuple(files),
+            )  # fmt: skip
 
     def notes(self) -> Iterator[str]:
         """What could not be judged."""

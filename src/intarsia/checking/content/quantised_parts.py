@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from intarsia.checking.fault import Fault
+from intarsia.checking.fault import Fault, with_more
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import IntarsiaError, few
 from intarsia.family import table_for
@@ -39,9 +39,8 @@ def part_faults(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fau
                     kinds.setdefault(part.word, []).append((part, text))
     for like in kinds.values():
         names = tuple(part.name for part, _ in like)
-        more = f"; and {len(like) - 1:,} more like it" if len(like) > 1 else ""
-        files = manifest.files_of(names)
-        yield Fault("parts-contradict", names, few(files), like[0][1] + more)
+        files = few(manifest.files_of(names))
+        yield Fault("parts-contradict", names, files, with_more(like[0][1], like))
 
 
 Judge = Callable[[QuantisedWeight, Part, Whole, Shape | None], str]

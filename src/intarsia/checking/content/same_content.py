@@ -32,6 +32,9 @@ _ROUNDING = 0.02
 _MOST_LIKE = 8
 """Matrices that are read to learn how many zeros their like hold."""
 
+_SAMPLE = 1 << 14
+"""Elements that are looked at to learn how much information a part holds."""
+
 _TELLS_BITS = 64.0
 """The information, in bits, from which on two parts are not equal by chance."""
 
@@ -161,13 +164,13 @@ def _box(unit: Unit, axis: int, run: Run) -> Box:
     return Box((unit.first_row, lo), (unit.rows, hi - lo))
 
 
-def information(bits: Bits, most: int = 1 << 14) -> float:
+def information(bits: Bits) -> float:
     """How many bits it takes to tell these elements from others of their kind.
 
     >>> information(np.zeros(100, np.uint16)), round(information(np.arange(16, dtype=np.uint16)))
     (0.0, 64)
     """
-    sample = bits[:most]
+    sample = bits[:_SAMPLE]
     if not len(sample):
         return 0.0
     counts = np.unique(sample, return_counts=True)[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from intarsia.checking.fault import Fault
+from intarsia.checking.fault import Fault, with_more
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.errors import few
 from intarsia.planning.manifest import Manifest
@@ -27,11 +27,10 @@ def scale_faults_of_headers(manifest: Manifest) -> Iterator[Fault]:
         kinds.setdefault(fault.kind, []).append(fault)
     for kind, like in kinds.items():
         names = tuple(dict.fromkeys(name for fault in like for name in fault.tensors))
-        more = f"; and {len(like) - 1:,} more like it" if len(like) > 1 else ""
         files = sorted(
             {c.file for n in names if n in manifest.stored for c in manifest.stored[n].chunks}
         )
-        yield Fault(kind, names, few(files), like[0].text + more)
+        yield Fault(kind, names, few(files), with_more(like[0].text, like))
 
 
 def undeclared(manifest: Manifest) -> Iterator[Fault]:

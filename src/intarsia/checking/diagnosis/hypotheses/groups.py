@@ -106,16 +106,10 @@ class RelatedTensors:
         found = re.search(r"\.(q|k|v|o)_proj\.", name)
         if found is None or self.table is None:
             return None
-        text = self.table.text
-        count = text.get("num_attention_heads")
-        groups = text.get("num_key_value_heads") or count
-        if not isinstance(count, int) or not isinstance(groups, int):
-            return None
-        role = found[1]
+        role, shape = found[1], self.logical[name].shape
+        mine = self.query_groups() if role in "kv" else self.table.text.get("num_attention_heads")
         axis = 1 if role == "o" else 0
-        shape = self.logical[name].shape
-        mine = groups if role in "kv" else count
-        if axis >= len(shape) or shape[axis] % mine:
+        if not isinstance(mine, int) or axis >= len(shape) or shape[axis] % mine:
             return None
         return Heads(axis, mine, shape[axis] // mine)
 
