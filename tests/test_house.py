@@ -60,7 +60,7 @@ ARROWS = {
         "errors", "dtypes", "collector", "layout", "mesh", "placement", "family", "quantised", "planning", "store", "format", "run",
         "checkpoint", "opened", "checking.digests", "conversion.replacing", "state", "value",
     },
-    "report": {"errors", "quantity", "collector", "layout", "planning.manifest", "opened.parameters", "checking", "state"},
+    "report": {"errors", "quantity", "collector", "layout", "planning.manifest", "opened.lacking", "opened.parameters", "checking", "state"},
 }  # fmt: skip
 """What each part of the house may import, itself aside."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
@@ -40,6 +42,20 @@ def test_headers_show_which_tensor_is_absent(root: Path) -> None:
     assert not story.good
     assert story.states == {NORM: State.ABSENT}
     assert story.verdict == "incomplete: 1 tensor absent"
+
+
+def test_a_tensor_of_which_chunks_are_lost_is_not_called_complete(
+    root: Path, tmp_path: Path
+) -> None:
+    copytree(root / "sharded", tmp_path / "part")
+    said = pickle.loads((tmp_path / "part" / ".metadata").read_bytes())
+    said.state_dict_metadata[Q].chunks.pop()
+    (tmp_path / "part" / ".metadata").write_bytes(pickle.dumps(said))
+    found = intarsia.inspect(tmp_path / "part")
+    story = of_inspection(found.manifest)
+    assert (story.good, story.problems) == (found.complete, found.problems)
+    assert story.verdict == "incomplete: 1 tensor lacks elements or scales"
+    assert facts(story)["complete"] == ("no, 1 tensor lacks elements or scales",)
 
 
 def test_tensors_that_faults_name_are_faulty_and_missing_ones_absent(root: Path) -> None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
 from intarsia.format.registry import read_manifest
 from intarsia.frozen import frozen, frozen_open
 from intarsia.mesh import Shape
+from intarsia.opened.lacking import lacking
 from intarsia.opened.parameters import parameters_of
 from intarsia.options import ConfigLike, PathLike, SectionLike
 from intarsia.planning.inventory import Fate, Item, lines
 from intarsia.planning.manifest import Manifest
-from intarsia.planning.proof import prover_of
-from intarsia.planning.whole_tensor import not_whole
 from intarsia.quantity import human
 
 
@@ -127,15 +126,6 @@ class Inspection:
         return "\n".join(f"{name:<12}{text}" for name, text in rows)
 
 
-def _untiled(manifest: Manifest) -> Iterator[str]:
-    """What is wrong with the chunks of stored tensors."""
-    links = prover_of(manifest).links
-    sound = {id(stored) for stored in links.in_columns.values()}
-    for stored in not_whole(manifest.stored):
-        if id(stored) not in sound and (gap := links.stored_fault(stored)) is not None:
-            yield gap.text
-
-
 def inspect(path: PathLike, config: ConfigLike = None, section: SectionLike = None) -> Inspection:
     """What a checkpoint is and whether it is complete; only its headers are read.
 
@@ -143,7 +133,7 @@ def inspect(path: PathLike, config: ConfigLike = None, section: SectionLike = No
     """
     found = read_manifest(path, config, section=section)
     q, counted = found.quantised, parameters_of(found)
-    wrong = (*_untiled(found), *(fault.text for fault in q.faults))
+    wrong = [*lacking(found)]
     return Inspection(
         path=found.path,
         format=found.format,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from intarsia.opened.lacking import lacking
 from intarsia.opened.parameters import parameters_of
 from intarsia.planning.manifest import Manifest
 from intarsia.quantity import human
@@ -55,21 +56,21 @@ class PageContent:
 
 def of_inspection(manifest: Manifest) -> PageContent:
     """What the headers of a checkpoint show."""
-    absent = _absent(manifest)
+    lost, problems = _lost(manifest), (*map(str, manifest.problems), *lacking(manifest))
     verdict = "complete, judging by the headers"
-    if absent:
-        verdict = f"incomplete: {_count(len(absent), 'tensor')} absent"
-    elif manifest.problems:
-        verdict = _count(len(manifest.problems), "problem")
+    if lost:
+        verdict = f"incomplete: {lost}"
+    elif problems:
+        verdict = _count(len(problems), "problem")
     return PageContent(
         title="What this checkpoint holds",
         verdict=verdict,
-        good=not absent and not manifest.problems,
+        good=not lost and not problems,
         facts=_facts((manifest,)),
         sides=(manifest,),
         fine="stored",
-        states=dict.fromkeys(absent, State.ABSENT),
-        problems=tuple(map(str, manifest.problems)),
+        states=dict.fromkeys(_absent(manifest), State.ABSENT),
+        problems=problems,
         notes=manifest.notes,
     )
 
@@ -147,8 +148,17 @@ def _facts_of(m: Manifest) -> Iterable[tuple[str, str]]:
     yield "size", f"{human(m.nbytes)} in {_count(len(m.files), 'file')}"
     yield "element types", ", ".join(f"{k} × {v:,}" for k, v in dtypes.most_common()) or "none"
     yield "other objects", f"{len(m.entries):,}"
-    absent = len(_absent(m))
-    yield "complete", f"no, {_count(absent, 'tensor')} absent" if absent else "yes"
+    lost = _lost(m)
+    yield "complete", f"no, {lost}" if lost else "yes"
+
+
+def _lost(manifest: Manifest) -> str:
+    """What is not there, or not whole, in words; "" where nothing is known to be lost."""
+    if absent := _absent(manifest):
+        return f"{_count(len(absent), 'tensor')} absent"
+    parts = len([*lacking(manifest)])
+    lack = "lacks" if parts == 1 else "lack"
+    return f"{_count(parts, 'tensor')} {lack} elements or scales" if parts else ""
 
 
 def _absent(manifest: Manifest) -> list[str]:
