@@ -5,15 +5,13 @@ A weight of one side is then the main weight of the other rounded, and that is w
 
 from __future__ import annotations
 
-import numpy as np
-
-from intarsia.checking.pair.differing import Unequal, nan_first
+from intarsia.checking.pair.differing import Differing, Unequal
 from intarsia.checking.pair.pairs import Pair, read_windows
 from intarsia.checkpoint import Checkpoint
 from intarsia.opened.masters import unlike
 from intarsia.run.budget import Budget
 from intarsia.value import PLAIN, Value
-from intarsia.value.bits import as_float64, bits_dtype
+from intarsia.value.bits import bits_dtype
 
 
 def differ_from_main(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Unequal | None:
@@ -27,23 +25,15 @@ def differ_from_main(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -
 def _differ(
     a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget, recentred: Value
 ) -> Unequal | None:
-    count, first, most = 0, None, 0.0
-    left_is_wide = pair.a.dtype.itemsize > pair.b.dtype.itemsize
+    found, left_is_wide = Differing(), pair.a.dtype.itemsize > pair.b.dtype.itemsize
     for box, left, right in read_windows(a, b, pair, budget):
         x, y = left.view(bits_dtype(pair.a.dtype)), right.view(bits_dtype(pair.b.dtype))
         if left_is_wide:
             wrong = unlike(y, pair.b.dtype, x, pair.a.dtype, recentred)
         else:
             wrong = unlike(x, pair.a.dtype, y, pair.b.dtype, recentred)
-        if not wrong.any():
-            continue
-        count += int(np.count_nonzero(wrong))
-        with np.errstate(invalid="ignore"):
-            gap = as_float64(x[wrong], pair.a.dtype) - as_float64(y[wrong], pair.b.dtype)
-        most = max(most, float(np.abs(gap).max()), key=nan_first)
-        if first is None:
-            first = box.index_of(int(wrong.argmax()))
-    if first is None:
+        found.add(wrong, x, y, box, pair)
+    if found.first is None:
         return None
     text = f"{pair.a.dtype} in A, {pair.b.dtype} in B; the narrower is not the wider one rounded"
-    return Unequal(pair, count, first, most, "", text)
+    return Unequal(pair, found.count, found.first, found.most, "", text)
