@@ -9,6 +9,7 @@ from math import prod
 
 from intarsia.checking.diagnosis.finding import LOST, UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.hypotheses.faults_of_moves import faults_of_moves, half_swapped
+from intarsia.checking.diagnosis.hypothesis import Score
 from intarsia.checking.diagnosis.names import listed, where, with_numbers
 from intarsia.checking.diagnosis.where.elements import DENSE, Cut, DifferingElements
 from intarsia.checking.diagnosis.where.files import wrong_files
@@ -88,7 +89,7 @@ def _fault(kind: str, group: list[Finding], names: list[str]) -> Fault:
         first = group[0].known or group[0].text
         text += f"; in {group[0].tensor}: {first}" if first else ""
     elif differing:
-        text += f": explains {explained:,} of {differing:,} differing elements"
+        text += f": {Score(differing, explained)}"
     return Fault(kind, tensors, where(tensors), text, differing)
 
 

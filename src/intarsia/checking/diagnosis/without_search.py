@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from intarsia.planning.window import windows
 from intarsia.quantised import Role
 from intarsia.run.budget import Budget
 from intarsia.state.names import STEP, kind_of
-from intarsia.value.bits import as_float64, bits_dtype
+from intarsia.value.bits import Bits, as_float64, bits_dtype
 
 
 def find_reshaped(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Finding:
@@ -30,9 +30,9 @@ def find_reshaped(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> F
     def found(kind: str, fault: str) -> Finding:
         return Finding(x.name, kind, f"{shapes}; {fault}", fault, fault, most, most)
 
-    if len(x.shape) > 1 and whole.transpose(-2, -1).shape == y.shape:
+    if len(x.shape) > 1:
         turned = whole.transpose(-2, -1)
-        if _agrees(a, b, pair, turned, y.shape, budget):
+        if turned.shape == y.shape and _agrees(a, b, pair, turned, y.shape, budget):
             return found("transposed", "B is A transposed")
     if x.size == y.size and _agrees(a, b, pair, whole.reshape(*y.shape), y.shape, budget):
         return found("reshaped", "the same elements in the same order")
@@ -54,7 +54,7 @@ def _agrees(
     proven = a.prove(pair.a.name, layout, x)
     for box in windows(tuple(shape), max(x.itemsize, y.itemsize), budget.window_bytes // 2):
         left = a.read_box(proven, box).view(bits_dtype(x))
-        right = read(b, pair.b, Box(box.offsets, box.shape)).view(bits_dtype(y))
+        right = read(b, pair.b, box).view(bits_dtype(y))
         if not same(left, right, x, y).all():
             return False
     return True
@@ -81,11 +81,9 @@ def find_steps(a: Checkpoint, b: Checkpoint, pair: Pair) -> Finding | None:
     """The steps of both sides, where the pair is a counter."""
     if kind_of(pair.a.name) != STEP or pair.a.size != 1:
         return None
-    counts = [
-        float(as_float64(read(side, x, Box.whole(x.shape)).view(bits_dtype(x.dtype)), x.dtype)[0])
-        for side, x in ((a, pair.a), (b, pair.b))
-    ]
-    text = f"step {counts[0]:.12g} in A, {counts[1]:.12g} in B"
+    left, right = _whole(a, b, pair)
+    steps = as_float64(left, pair.a.dtype)[0], as_float64(right, pair.b.dtype)[0]
+    text = f"step {steps[0]:.12g} in A, {steps[1]:.12g} in B"
     return Finding(pair.a.name, "steps-differ", text, text, text, 1, 1)
 
 
@@ -94,13 +92,16 @@ def find_regrouped(a: Checkpoint, b: Checkpoint, pair: Pair) -> Finding | None:
     part = a.manifest.quantised.by_part.get(pair.a.name)
     if part is None or part[1].role is not Role.ORDER or pair.a.dtype != pair.b.dtype:
         return None
-    left, right = (
-        read(side, x, Box.whole(x.shape)).view(bits_dtype(x.dtype))
-        for side, x in ((a, pair.a), (b, pair.b))
-    )
+    left, right = _whole(a, b, pair)
     if not np.array_equal(np.sort(left), np.sort(right)):
         return None
     count = int(np.count_nonzero(left != right))
     said = "columns are in other groups, of which each has as many columns in A as in B"
     text = f"{count:,} of {pair.a.size:,} {said}"
     return Finding(pair.a.name, "rows-permuted", text, said, said, count, count)
+
+
+def _whole(a: Checkpoint, b: Checkpoint, pair: Pair) -> Iterator[Bits]:
+    """All of both tensors, as bits."""
+    for side, x in ((a, pair.a), (b, pair.b)):
+        yield read(side, x, Box.whole(x.shape)).view(bits_dtype(x.dtype))

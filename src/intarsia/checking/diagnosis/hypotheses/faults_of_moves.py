@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from intarsia.checking.diagnosis.finding import Finding
 from intarsia.checking.diagnosis.hypotheses.moves import Move
+from intarsia.checking.diagnosis.hypothesis import Score
 from intarsia.checking.diagnosis.names import listed, where
 from intarsia.checking.diagnosis.rearranged.matching import blocks_of
 from intarsia.checking.fault import Fault
@@ -49,10 +50,8 @@ def faults_of_moves(
             else:
                 found, text = _swapped(side, mutual, *roles)
             text += ", and their numbers changed" if any(m.change for m in group) else ""
-            explained = sum(m.score.explained for m in group)
-            wrong = sum(m.score.differing for m in group)
-            text += f": explains {explained:,} of {wrong:,} differing elements"
-            yield Fault(found, tensors, where(tensors), text, wrong)
+            score = sum((m.score for m in group), Score())
+            yield Fault(found, tensors, where(tensors), f"{text}: {score}", score.differing)
 
 
 def _alike(kind: str, moves: Sequence[Move]) -> Iterator[list[Move]]:

@@ -26,7 +26,7 @@ from intarsia.checking.diagnosis.rearranged.order import (
     ANY_ORDER,
     MOST_RUNS,
     Order,
-    inverse,
+    both_ways,
     numbers,
     of_runs,
     rows,
@@ -51,7 +51,7 @@ def order_of(e: Evidence, group: Group, named: Iterable[Order]) -> Order | None:
     if found is None:
         return None
     seen = found >= 0
-    for order in (*named, *_put_down(e, group)):
+    for order in (*named, *both_ways(_put_down(group), one_by_one(e))):
         if np.mean(numbers(order.rows)[seen] == found[seen]) >= NEARLY_ALL:
             return order
     part = np.searchsorted(np.cumsum(group.sizes), np.arange(len(found)), side="right")
@@ -86,7 +86,7 @@ def _found(e: Evidence, group: Group) -> Ints | None:
     return found if moved.any() and 2 * np.count_nonzero(found >= 0) >= total else None
 
 
-def _put_down(e: Evidence, group: Group) -> Iterator[Order]:
+def _put_down(group: Group) -> Iterator[Order]:
     """The parts in every order, whole or by the ranks of every mesh that cuts them evenly."""
     count, most = len(group.parts), gcd(*group.sizes)
     if count > MOST_PARTS:
@@ -106,5 +106,8 @@ def _put_down(e: Evidence, group: Group) -> Iterator[Order]:
             kind = KINDS.get(group.name, COMPONENTS)[way == plain]
             order = concat([shards[k] for k in way], 1).reshape(-1)
             yield Order(kind, text, order, (n, way))
-            back = f"{text} in {e.left}, and one after the other in {e.right}"
-            yield Order(kind, back, inverse(order), (n, way))
+
+
+def one_by_one(e: Evidence) -> str:
+    """What is said of parts that only A holds in an order."""
+    return f"{{}} in {e.left}, and one after the other in {e.right}"

@@ -8,6 +8,7 @@ Every rearrangement of a checkpoint is an order of rows, carried to the elements
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -41,6 +42,13 @@ def rows(n: int) -> Layout:
 def inverse(order: Layout) -> Layout:
     """The order that undoes `order`, which names every row once."""
     return Layout((order.size,), tuple([p.flip() for p in order.pieces]))
+
+
+def both_ways(orders: Iterable[Order], back: str) -> Iterator[Order]:
+    """Each order and its inverse, of which `back` is said with the order's text in its braces."""
+    for order in orders:
+        yield order
+        yield Order(order.kind, back.format(order.text), inverse(order.rows), order.key)
 
 
 def of_runs(order: NDArray[np.int64]) -> Layout:

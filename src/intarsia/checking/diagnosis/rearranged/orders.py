@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypotheses.groups import Group, RelatedTensors
 from intarsia.checking.diagnosis.hypothesis import Hypothesis
 from intarsia.checking.diagnosis.rearranged.misplaced import split_hypotheses
-from intarsia.checking.diagnosis.rearranged.mixed import COMPONENTS, KINDS, order_of
-from intarsia.checking.diagnosis.rearranged.order import Order, along, compose, inverse, rows
+from intarsia.checking.diagnosis.rearranged.mixed import COMPONENTS, KINDS, one_by_one, order_of
+from intarsia.checking.diagnosis.rearranged.order import (
+    Order,
+    along,
+    both_ways,
+    compose,
+    inverse,
+    rows,
+)
 from intarsia.family.verbs import by_group
 from intarsia.layout import chunk, concat, split
 
@@ -30,14 +37,14 @@ def order_hypotheses(e: Evidence, related: RelatedTensors) -> Iterator[Hypothesi
         mine = group.within(e.name, e.shape)
         if mine is None or not group.fused.size:
             continue
-        one_by_one = f"{{}} in {e.left}, and one after the other in {e.right}"
-        named = (*_group_orders(group, related), *_both_ways(_interleaved(group), one_by_one))
+        interleaved = both_ways(_interleaved(group), one_by_one(e))
+        named = (*_group_orders(group, related), *interleaved)
         whole = related.once(group, partial(order_of, e, group, named))
         for order in (whole, *named) if whole else named:
             fused = along(group.fused, 0, order.rows)
             yield Hypothesis(order.kind, order.text, compose(mine, fused), order.key)
         yield from split_hypotheses(e, group, mine)
-    for order in _both_ways(_rotated(e, related), RETURN):
+    for order in both_ways(_rotated(e, related), RETURN):
         yield Hypothesis(order.kind, order.text, along(e.whole, 0, order.rows), order.key)
     if "gate_up" in e.name:
         yield from _gate_up(e)
@@ -83,13 +90,6 @@ def _interleaved(group: Group) -> Iterator[Order]:
             whose = "row by row" if n == group.sizes[0] else ranks
             title = group.name if group.name != "components" else ", ".join(group.labels)
             yield Order(kind, f"{title} interleaved {whose}", order, (n,))
-
-
-def _both_ways(orders: Iterable[Order], back: str) -> Iterator[Order]:
-    """Each order and its inverse, of which `back` is said with the order's text in its braces."""
-    for order in orders:
-        yield order
-        yield Order(order.kind, back.format(order.text), inverse(order.rows), order.key)
 
 
 def _rotated(e: Evidence, related: RelatedTensors) -> Iterator[Order]:
