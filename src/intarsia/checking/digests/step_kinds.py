@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from intarsia.planning.whole_tensor import WholeTensor
 from intarsia.planning.window import flat_start, slabs_of
 from intarsia.run.room import Bytes
 from intarsia.run.sums.hashing import Reader, Sum, merged, sum_layout, sum_run
-from intarsia.run.sums.runs import Run
+from intarsia.run.sums.runs import Run, whole_run
 
 Whole = tuple[int, int, Proven]
 """Where in its file the only chunk of a tensor begins, the bytes of the tensor, and its proof."""
@@ -153,7 +152,7 @@ class Wholes:
             (stored,) = proven.sources
             start = checkpoint.start_of(stored, stored.chunks[0])
             if start is not None:
-                runs.append((start, _whole(nbytes), proven.target.name, proven))
+                runs.append((start, whole_run(nbytes), proven.target.name, proven))
             else:
                 found.append(_in_place(proven).sums(checkpoint, logical, stretch_bytes))
         if runs:
@@ -187,18 +186,12 @@ class RunsOfFile:
                 for x, pages, crc in zip(self.tensors, sums.pages, sums.crcs, strict=True)
             }
         proofs = self.proofs
-        runs = [(x.start_bytes, _whole(x.nbytes), x.name, proofs[x.name]) for x in self.tensors]
+        runs = [(x.start_bytes, whole_run(x.nbytes), x.name, proofs[x.name]) for x in self.tensors]
         return sum_runs(checkpoint, self.tensors[0].file, runs, stretch_bytes)
 
     def sums_in_file(self, checkpoint: Checkpoint) -> SumsOfRuns | None:
         """Both sums of each tensor, of all of its bytes; None where these are to be read."""
         return checkpoint.sums_of_whole(self.proofs, self.tensors)
-
-
-@lru_cache(maxsize=1 << 10)
-def _whole(nbytes: int) -> Run:
-    """All of a tensor, the same object for all of its length."""
-    return Run(0, nbytes, nbytes)
 
 
 def _in_place(proven: Proven) -> InPlace:

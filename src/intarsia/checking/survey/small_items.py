@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 
 from intarsia.checking.alone.headers import is_there
 from intarsia.checking.digests.sums import is_summed
@@ -14,7 +13,7 @@ from intarsia.checking.survey.items import Item
 from intarsia.checking.survey.wrapped_chunks import GAP_BYTES
 from intarsia.frozen import frozen
 from intarsia.run.sharing import in_steps
-from intarsia.run.sums.runs import Run
+from intarsia.run.sums.runs import Run, whole_run
 from intarsia.state.names import MASTER
 
 
@@ -81,19 +80,13 @@ def small_item(number: int, item: Item, context: SurveyContext) -> SmallItem | N
         return None
     wanted = [context.wanted[name] for name in layout.tensors if name in context.wanted]
     if not any(is_summed(stored, x) for x in wanted):
-        return SmallItem(number, item, _whole(nbytes), "", wrapped)
+        return SmallItem(number, item, whole_run(nbytes), "", wrapped)
     piece = layout.pieces[0]
     start_bytes = piece.to * dtype.itemsize
     if piece.run != size or not stored.value.is_plain or start_bytes % 8:
         return None
     run = Run(start_bytes, nbytes, wanted[0].nbytes)
     return SmallItem(number, item, run, piece.tensor, wrapped)
-
-
-@lru_cache(maxsize=1 << 10)
-def _whole(nbytes: int) -> Run:
-    """All of a tensor, the same object for all of its length."""
-    return Run(0, nbytes, nbytes)
 
 
 def neighbours(

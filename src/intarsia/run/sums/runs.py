@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from intarsia.frozen import frozen
 from intarsia.run.sums.checksum import shift
 from intarsia.run.sums.hashing import Sum
@@ -19,3 +21,9 @@ class Run:
         """Its sum in the tensor, from that of its words in pages and the remainder of its CRC-32."""
         after = self.whole_bytes - self.start_bytes - self.length_bytes
         return Sum(pages, shift(crc, after) if after else crc, self.length_bytes)
+
+
+@lru_cache(maxsize=1 << 10)
+def whole_run(nbytes: int) -> Run:
+    """All of a tensor, the same object for all of its length."""
+    return Run(0, nbytes, nbytes)
