@@ -140,6 +140,5 @@ def check_distinguishable(groups: Sequence[Mapping[str, Any]]) -> None:
                 "two groups of parameters differ in "
                 + ", ".join(f"{k} ({other.get(k)!r} and {group[k]!r})" for k in unlike)
                 + ", and in torch_dist Megatron-core before 0.19 distinguishes groups only by wd_mult, lr_mult and experts",
-                hint="convert to hf, dcp or fsdp_dtensor, which keep the settings of each"
-                " parameter, or take only the weights with --optimizer drop",
+                hint=_ELSEWHERE,
             )
