@@ -16,7 +16,7 @@ import torch
 
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import UsageError
-from intarsia.format.torch_file.inert import Inert, Tensor
+from intarsia.format.torch_file.inert import Tensor
 from intarsia.format.torch_file.torch_frame import write_object
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.live.loading.fill import as_bytes
@@ -75,8 +75,8 @@ def _plain(value: Any) -> Any:
         return {_TENSOR: dtype_of(held, "a tensor").name, "shape": list(held.shape), "data": data}
     if isinstance(value, Mapping):
         return {key: _plain(x) for key, x in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_plain(x) for x in value) if type(value) in (list, tuple) else value
+    if type(value) in (list, tuple):
+        return type(value)(_plain(x) for x in value)
     return value
 
 
@@ -88,8 +88,8 @@ def _live(value: Any) -> Any:
         return {key: _live(x) for key, x in value.items()}
     if isinstance(value, Tensor) and value.storage.data is not None:
         return _strided(value)
-    if isinstance(value, (list, tuple)) and not isinstance(value, Inert):
-        return type(value)(_live(x) for x in value) if type(value) in (list, tuple) else value
+    if type(value) in (list, tuple):
+        return type(value)(_live(x) for x in value)
     return value
 
 

@@ -119,11 +119,10 @@ def load(
         on_meta = {id(module): names_on_meta(module) for module in _modules(into)}
         left = [name for module in _modules(into) for name in materialise(module, device)]
         contents = None if is_megatron(into) else Contents.of(into)
-        if contents is not None:
-            check_handed(contents, on_meta, manifest.path)
         if contents is None:
             refuse_optimizer(optimizer)
         else:
+            check_handed(contents, on_meta, manifest.path)
             optimizer = contents.optimizer_with(optimizer)
         own = brought = None
         if optimizer is not None:

@@ -71,10 +71,11 @@ class Contents:
 
     def optimizer_with(self, given: Any) -> Any:
         """The optimizers of the dict and the one that was given beside it; None where there are none."""
-        more = given.values() if isinstance(given, Mapping) else given
-        more = [*more] if isinstance(given, (Mapping, list, tuple)) else [given]
-        found = [*self.optimizers.values(), *more]
-        return given if not self.optimizers else [x for x in found if x is not None]
+        if not self.optimizers:
+            return given
+        each = given.values() if isinstance(given, Mapping) else given
+        more = each if isinstance(given, (Mapping, list, tuple)) else [given]
+        return [x for x in (*self.optimizers.values(), *more) if x is not None]
 
     @cached_property
     def tensors(self) -> dict[str, Any]:
@@ -130,8 +131,7 @@ class Contents:
     @property
     def adapters(self) -> dict[str, bool]:
         """The names of the tensors that PEFT added, and whether one is a second name of the model's own."""
-        found = ((p + n, again) for p, h in self.modules.items() for n, again in h.adapters.items())
-        return dict(found)
+        return {p + n: again for p, h in self.modules.items() for n, again in h.adapters.items()}
 
     @property
     def names_of_peft(self) -> dict[str, str]:

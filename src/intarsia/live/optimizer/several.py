@@ -54,19 +54,19 @@ class _States(MutableMapping[Any, Any]):
         self._of = {id(p): o for o in each for g in o.param_groups for p in g["params"]}
 
     def __getitem__(self, key: Any) -> Any:
-        for optimizer in self._each:
-            if key in optimizer.state:
-                return optimizer.state[key]
-        raise KeyError(key)
+        return self._with(key)[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._of[id(key)].state[key] = value
 
     def __delitem__(self, key: Any) -> None:
+        del self._with(key)[key]
+
+    def _with(self, key: Any) -> Any:
+        """The states that have a key."""
         for optimizer in self._each:
             if key in optimizer.state:
-                del optimizer.state[key]
-                return
+                return optimizer.state
         raise KeyError(key)
 
     def __iter__(self) -> Iterator[Any]:

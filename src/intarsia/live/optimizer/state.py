@@ -145,13 +145,12 @@ def state_to_fill(
         for kind in sorted(mine - in_entries):
             assert row is not None
             logical = tuple(map(of_kind(kind), names))
+            stored = getattr(torch, manifest.logical[logical[0]].dtype.torch)
             if all(manifest.logical[n].shape == () for n in logical) and each.param.dim():
-                stored = getattr(torch, manifest.logical[logical[0]].dtype.torch)
                 state[kind] = _counter(old.get(kind), stored, each, optimizer.held)
                 out.counters.append((state[kind], logical))
                 continue
             layout = row.layout.rename(of_kind(kind))
-            stored = getattr(torch, manifest.logical[logical[0]].dtype.torch)
             if not _has_its_shapes(names, logical, row, manifest):
                 state[kind] = _whole(kind, logical[0], each, one, row, manifest)
                 layout = Layout.of(logical[0], tuple(state[kind].shape))
