@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -10,9 +11,9 @@ import torch
 
 import intarsia
 from attacks import sound
-from intarsia.errors import UnsafeError
+from intarsia.errors import FormatError, UnsafeError
 from intarsia.planning.inventory import Fate
-from tests.checkpoints import llama_config, model, write_dcp
+from tests.checkpoints import llama_config, model, write_dcp, write_hf
 
 
 def cached(root: Path) -> Path:
@@ -33,6 +34,30 @@ def test_a_snapshot_of_links_into_the_blobs_is_a_checkpoint(tmp_path: Path) -> N
     intarsia.convert(snapshot, out, to="dcp")
     assert (out / "tokenizer.json").read_text() == "{}"
     assert not any(path.is_symlink() for path in out.rglob("*"))
+
+
+@pytest.mark.parametrize("how", ["a link to nothing", "a folder", "a pipe"])
+@pytest.mark.parametrize("format", ["hf", "dcp", "torch_dist"])
+def test_a_configuration_that_cannot_be_read_is_not_taken_for_none(
+    tmp_path: Path, format: str, how: str
+) -> None:
+    """Where a blob of the hub's cache is lost, its link is still there."""
+    src, config = tmp_path / "src", tmp_path / "src" / "config.json"
+    source = write_hf(tmp_path / "hf", model(llama_config()), llama_config())
+    intarsia.convert(source, src, to=format)
+    config.rename(tmp_path / "config.json")
+    if how == "a link to nothing":
+        config.symlink_to("nowhere")
+    else:
+        config.mkdir() if how == "a folder" else os.mkfifo(config)
+    text = (
+        r"src/config.json is there and no file that can be read[\s\S]*hint: restore it, or remove"
+    )
+    with pytest.raises(FormatError, match=text):
+        intarsia.convert(src, tmp_path / "out", to="hf")
+    assert [fault.kind for fault in intarsia.verify(src).faults] == ["file-missing"]
+    config.rmdir() if how == "a folder" else config.unlink()
+    assert intarsia.open(src, config=tmp_path / "config.json").family == "llama"
 
 
 @pytest.mark.parametrize("to", ["/etc/passwd", "../../secret", "../../blobs/../secret", "../other/x.json", "../../blobs/leads-out"])  # fmt: skip

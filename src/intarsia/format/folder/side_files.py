@@ -15,7 +15,15 @@ from intarsia.planning.inventory import Fate
 from intarsia.planning.manifest import Manifest, Side
 from intarsia.store.address import named
 from intarsia.store.reading.folder import Folder
-from intarsia.store.reading.lookup import exists, given, is_file, is_folder, is_link, real
+from intarsia.store.reading.lookup import (
+    exists,
+    given,
+    is_file,
+    is_folder,
+    is_link,
+    itself,
+    real,
+)
 
 DIGESTS = "intarsia-digests.json"
 """What the tensors of a checkpoint amount to; it is of this checkpoint alone and travels nowhere."""
@@ -58,9 +66,18 @@ def leaving_out(src: Manifest, files: Collection[str], why: str) -> Manifest:
 
 
 def config_of(root: PurePath) -> Mapping[str, Any] | None:
-    """The model configuration that lies in a folder, if one does."""
+    """The model configuration that lies in a folder; None where nothing has its name."""
     path = root / CONFIG
-    return read_config(path) if is_file(path) else None
+    if itself(path) is None:
+        return None
+    if is_file(path):
+        return read_config(path)
+    raise FormatError(
+        f"{path} is there and no file that can be read"
+        + (": the link leads to nothing" if is_link(path) else ""),
+        hint="restore it, or remove what has its name and give the configuration with --config",
+        kind="file-missing",
+    )
 
 
 def config_given(path: str | PurePath) -> Mapping[str, Any]:

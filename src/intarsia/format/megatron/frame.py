@@ -9,7 +9,7 @@ from pathlib import PurePath
 from intarsia.errors import FormatError, StoreError
 from intarsia.format.complaint import Complaint
 from intarsia.store.reading.folder import Folder
-from intarsia.store.reading.lookup import is_file
+from intarsia.store.reading.lookup import itself
 
 TRACKER = "latest_checkpointed_iteration.txt"
 METADATA = ".metadata"
@@ -25,7 +25,7 @@ FRAME = re.compile(r"^(metadata\.json|common\.pt|latest_.*|run_config\.yaml|.*\.
 
 def home_of(root: PurePath) -> PurePath | None:
     """Where the model configuration lies: with the tensors, or beside the iterations."""
-    return next((p for p in (root, root.parent) if is_file(p / "config.json")), None)
+    return next((p for p in (root, root.parent) if itself(p / "config.json") is not None), None)
 
 
 def tracked_folder(path: PurePath) -> PurePath | None:
