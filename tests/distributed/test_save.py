@@ -214,6 +214,27 @@ def test_a_rank_that_would_write_elsewhere_stops_all(tmp_path: Path) -> None:
     assert [x.name for x in tmp_path.iterdir()] == [".ck-1.intarsia-partial"]
 
 
+def some_in_the_background(folder: Path) -> tuple[list[str], bool]:
+    """Before a first save in the background, and after one."""
+    told = []
+    for name in ("ck-1", "ck-2"):
+        try:
+            intarsia.save(folder / name, {"w": torch.ones(2)}, background=dist.get_rank() == 0)
+        except intarsia.IntarsiaError as error:
+            told.append(str(error))
+        saving = intarsia.save(folder / name, {"w": torch.ones(2)}, background=True)
+        saving.wait()
+        intarsia.save(folder / name, {"w": torch.ones(2)}, overwrite=True)
+    return told, bool(intarsia.verify(folder))
+
+
+def test_ranks_of_which_some_save_in_the_background_all_stop(tmp_path: Path) -> None:
+    for told, sound in on_ranks(2, some_in_the_background, tmp_path, seconds=30):
+        assert len(told) == 2
+        assert sound
+        assert all("background: True on rank 0, False on rank 1" in each for each in told)
+
+
 def without_closing(folder: Path) -> bool:
     """A strided shard that no later axis closes is two runs of rows on each rank."""
     mesh = init_device_mesh("cpu", (2, 2))

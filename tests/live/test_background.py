@@ -133,8 +133,17 @@ def test_a_failure_that_was_handled_is_not_reported_again(tmp_path: Path) -> Non
 
 
 def test_a_signal_that_ends_training_lets_the_save_finish(tmp_path: Path) -> None:
+    """Also where the first save was begun by another thread, which no handler is taken from."""
+    first = """
+    import threading, torch, intarsia
+    def early():
+        intarsia.save("step-0", {"a": torch.ones(2)}, background=True).wait()
+    thread = threading.Thread(target=early)
+    thread.start()
+    thread.join()
+    """
     wait = "print('saving', flush=True)\nimport time\ntime.sleep(60)"
-    source = "\n".join(map(textwrap.dedent, (SLOW_DISK, SAVE, wait)))
+    source = "\n".join(map(textwrap.dedent, (first, SLOW_DISK, SAVE, wait)))
     process = subprocess.Popen(
         [sys.executable, "-c", source],
         cwd=tmp_path,

@@ -35,7 +35,7 @@ from intarsia.live.saving.write import write
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress
 from intarsia.run.ranks.apart import Apart
-from intarsia.run.ranks.crew import Crew, ranks_of_model
+from intarsia.run.ranks.crew import Crew, Shared, check_alike, ranks_of_model
 from intarsia.store.reading.lookup import absolute, given
 
 _last: Saving | None = None
@@ -136,16 +136,20 @@ def save(
         finish_last()
         started = time.perf_counter()
         team = ranks_of_model(group)
-        aside = _aside(team) if background else team
-        with aside.together():
+        aside = _aside(team, background=background)
+        with aside.together() as said:
+            said.value = None if background else _HERE
             take = copying.copy_of if background else snapshot
             what = take(model, optimizer, extra, config)
             options = dict[str, Any](overwrite=overwrite, latest=latest, progress=progress)
             options["workers"] = Budget.of(None, workers).workers
             where = absolute(given(path))  # the training may go to another folder meanwhile
+        _check_background(said)
         if not background:
             return write(where, what, team, **options)
         _finish_before_the_end(os.getpid())
+        if threading.current_thread() is threading.main_thread():
+            _finish_before_a_signal(os.getpid())
         saving = Saving(path)
         saving.pause_seconds = time.perf_counter() - started
         global _last
@@ -187,16 +191,28 @@ def release() -> None:
         copying.release()
 
 
-def _aside(team: Crew) -> Crew:
-    """The same ranks on a group of their own, made once, and held until the save has ended."""
+_HERE = "here"
+"""What a rank says that does not save in the background; one that does says nothing, which is quicker."""
+
+
+def _check_background(said: Shared) -> None:
+    """Raise on every rank where some save in the background and some do not: they would wait for each other."""
+    check_alike([{"background": str(each != _HERE)} for each in said.values])
+
+
+def _aside(team: Crew, *, background: bool) -> Crew:
+    """The same ranks on a group of their own, made by the first save in the background, and held until a save has ended."""
     if team.size == 1:
         return team
     whose = team.group or dist.group.WORLD
     known = _groups.get(whose)
     group = known() if known else None
+    if group is None and not background:
+        return team
     if group is None:
-        with team.together():
+        with team.together() as said:
             pass  # new_group waits half an hour for a rank that is gone; here it is missed at once
+        _check_background(said)
         # Only the ranks of a group that was given come here.
         ranks = dist.get_process_group_ranks(team.group) if team.group else None
         group = dist.new_group(ranks, backend="gloo", use_local_synchronization=ranks is not None)
@@ -221,8 +237,12 @@ def _finish_before_the_end(process: int) -> None:
     threading._register_atexit(_finish)  # type: ignore[attr-defined]
     atexit.register(_fail_if_unnoticed)
     Finalize(None, _end_of_forked, exitpriority=-100)  # after all others
-    in_main = threading.current_thread() is threading.main_thread()
-    if in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+
+
+@cache
+def _finish_before_a_signal(process: int) -> None:
+    """The same for SIGTERM; Python takes handlers from the main thread alone."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _end_after_saving)
 
 
