@@ -66,3 +66,10 @@ def test_what_is_no_path_is_refused(path: object) -> None:
 def test_an_empty_path_is_not_the_working_folder() -> None:
     with pytest.raises(UsageError, match="the path is empty"):
         given("")
+
+
+@pytest.mark.parametrize("path", ["a\0b", PurePath("a\0"), "\ud800"])
+def test_a_path_that_no_file_can_have_is_refused(path: str | PurePath) -> None:
+    with pytest.raises(UsageError, match="has a character that no file's name can have"):
+        given(path)
+    assert given("a\udc80b") == PurePath("a\udc80b")  # a byte that is no UTF-8, as Python reads it

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from os import fsencode
 from pathlib import PurePath
 from typing import TypeVar
 
@@ -27,6 +28,15 @@ def given(path: str | PurePath) -> PurePath:
     if path == "":
         raise UsageError("the path is empty", hint="give `.` for the working folder")
     where = named(path)
+    try:
+        writable = b"\0" not in fsencode(where.as_posix())
+    except UnicodeEncodeError:
+        writable = False
+    if not writable:
+        raise UsageError(
+            f"{str(where)!r} has a character that no file's name can have",
+            hint="give the path without it",
+        )
     if isinstance(where, Address):
         store_of(where)
         return where
