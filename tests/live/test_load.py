@@ -94,6 +94,37 @@ def test_tied_weights_of_a_model_on_meta_stay_one_tensor() -> None:
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
+class Tied(nn.Module):
+    """An embedding and a head that are one parameter."""
+
+    def __init__(self, *, tied: bool = True) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 4)
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embed.weight if tied else self.head.weight
+
+
+@pytest.mark.parametrize("kept", ["embed.weight", "head.weight"])
+def test_a_tied_tensor_that_is_stored_once_fills_both_names(tmp_path: Path, kept: str) -> None:
+    """As `save_model` of safetensors leaves it, under either name."""
+    rows = torch.randn(7, 4)
+    save_file({kept: rows}, tmp_path / "model.safetensors")
+    with torch.device("meta"):
+        empty = Tied()
+    for model in (empty, Tied()):
+        report = intarsia.load(tmp_path, into=model)
+        assert report.complete
+        assert model.head.weight is model.embed.weight
+        assert torch.equal(model.embed.weight, rows)
+    state = Tied().state_dict()
+    intarsia.load(tmp_path, into=state)
+    assert torch.equal(state["head.weight"], rows)
+    part = {"embed.weight": state["embed.weight"], "head.weight": state["embed.weight"][:, :3]}
+    for other in (Tied(tied=False), part):
+        with pytest.raises(CoverageError, match="1 of 2 tensors of the model have no source"):
+            intarsia.load(tmp_path, into=other)
+
+
 def test_a_state_dict_is_filled_in_place_and_by_nested_names(stored: Path) -> None:
     truth = load_file(stored / "model.safetensors")
     state = {n: torch.empty_like(x) for n, x in truth.items()}

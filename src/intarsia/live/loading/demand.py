@@ -25,6 +25,7 @@ from intarsia.live.model.holding import (
     fits,
     is_dtensor,
     is_present,
+    memory_id,
     memory_of,
     placed,
 )
@@ -79,6 +80,7 @@ class Demand:
         else:
             tensors = {n: x for n, x in contents.tensors.items() if is_present(x)}
             found, manifest = _rows(tensors, contents, manifest)
+            found = _with_tied(found, tensors)
         found = check_quantised(tensors, found, manifest)
         peft = contents.adapters if contents else {}
         missing = [n for n in found.missing if tensors[n].numel() and not peft.get(n)]
@@ -223,6 +225,16 @@ def _rows(
         if not other.missing:
             return Rows({n: other.rows[spelled[n]] for n in tensors}, ()), again
     return found, named
+
+
+def _with_tied(found: Rows, tensors: Mapping[str, Any]) -> Rows:
+    """With the names that a checkpoint lacks and that are other names of memory which it fills, as in files
+    that hold a tied tensor once."""
+    if not found.missing:
+        return found
+    by_memory = {memory_id(tensors[name]): row for name, row in found.rows.items()}
+    tied = {n: by_memory[k] for n in found.missing if (k := memory_id(tensors[n])) in by_memory}
+    return Rows({**found.rows, **tied}, tuple(n for n in found.missing if n not in tied))
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,10 @@ def dtype_of(tensor: Any, name: str) -> DType:
     """The element type of a torch tensor."""
     found = _dtype_of(tensor.dtype)
     if found is None:
-        raise LayoutError(f"`{name}` has element type {tensor.dtype}, which no format stores")
+        raise LayoutError(
+            f"`{name}` has element type {tensor.dtype}, which no format stores",
+            hint="keep it as numbers that one does, for example torch.view_as_real(x)",
+        )
     return found
 
 
@@ -89,6 +92,16 @@ def memories_of(tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     with torch.no_grad():
         found = {n: x.to_local() if is_dtensor(x) else x for n, x in tensors.items()}
         return {n: x.detach() if x.requires_grad else x for n, x in found.items()}
+
+
+def memory_id(tensor: Any) -> tuple[Any, ...]:
+    """What two tensors have in common that are the same elements of one memory, tied ones say."""
+    x = memory_of(tensor)
+    at = (
+        x.untyped_storage()._cdata,
+        x.storage_offset(),
+    )  # an address would be none for all empty parts
+    return *at, tuple(tensor.shape), tuple(x.shape), x.stride(), x.dtype
 
 
 def is_present(tensor: Any) -> bool:
