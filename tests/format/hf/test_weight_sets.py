@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -170,6 +171,19 @@ def test_one_file_of_several_is_looked_at_and_not_converted(tmp_path: Path) -> N
         UsageError, match=r"is one of 2 files of a checkpoint[\s\S]*give the folder"
     ):
         intarsia.convert(part, tmp_path / "out", to="hf")
+
+
+@pytest.mark.parametrize("count", ["00002", "000002"])  # DeepSeek's are of 000163
+def test_files_that_the_index_does_not_name_are_missed_by_the_numbers_of_others(
+    tmp_path: Path, count: str
+) -> None:
+    first, second = (f"model-0000{k}-of-{count}.safetensors" for k in (1, 2))
+    save_file({"a": torch.randn(4)}, tmp_path / first)
+    index = {"metadata": {}, "weight_map": {"a": first}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (fault,) = intarsia.verify(tmp_path).faults
+    assert (fault.kind, fault.where) == ("file-missing", second)
+    assert fault.text == f"the files' names count 2, 1 are there; absent: {second}"
 
 
 def test_a_name_that_claims_more_files_than_memory_holds_is_answered_by_their_count(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
 
 from intarsia.format.base import AbsentFiles
-
-_NUMBERED = re.compile(r"^(?P<stem>.*)-(?P<k>\d{5})-of-(?P<n>\d{5})\.safetensors$")
+from intarsia.format.hf.weight_sets import numbered_set, set_size, stem_of_file
 
 
 def absent_of_sets(files: Collection[str]) -> Iterator[AbsentFiles]:
@@ -16,24 +15,23 @@ def absent_of_sets(files: Collection[str]) -> Iterator[AbsentFiles]:
     >>> [found.names for found in absent_of_sets(["m-00001-of-00002.safetensors"])]
     [['m-00002-of-00002.safetensors']]
     """
-    sets: dict[tuple[str, int], dict[str, set[int]]] = {}
+    sets: dict[tuple[str, str], dict[str, list[str]]] = {}
     for file in files:
-        if found := _NUMBERED.match(file):
-            folder, _, stem = found["stem"].rpartition("/")
-            folders = sets.setdefault((stem, int(found["n"])), {})
-            folders.setdefault(folder, set()).add(int(found["k"]))
-    for (stem, n), folders in sets.items():
-        for folder, numbers in _sets_of(folders).items():
-            lost = sorted(set(range(1, n + 1)) - numbers)
-            at = f"{folder}/{stem}" if folder else stem
-            if lost and max(numbers) <= n:
-                names = [f"{at}-{k:05d}-of-{n:05d}.safetensors" for k in lost]
-                yield AbsentFiles(n, len(numbers), names)
+        folder, _, name = file.rpartition("/")
+        if count := set_size(name):
+            folders = sets.setdefault((stem_of_file(name), count), {})
+            folders.setdefault(folder, []).append(name)
+    for folders in sets.values():
+        for folder, names in _sets_of(folders).items():
+            found = numbered_set(names)
+            # Where a name claims more than can be listed, reading it has said so.
+            if found and found.absent and len(found.held) + len(found.absent) == found.total:
+                lost = [f"{folder}/{name}" if folder else name for name in found.absent]
+                yield AbsentFiles(found.total, len(found.held), lost)
 
 
-def _sets_of(folders: Mapping[str, set[int]]) -> Mapping[str, set[int]]:
-    """The numbers of each set of files: one set may lie in several folders, where no number is twice."""
-    together = set().union(*folders.values())
-    if len(folders) == 1 or len(together) < sum(map(len, folders.values())):
-        return folders
-    return {"": together}
+def _sets_of(folders: Mapping[str, list[str]]) -> Mapping[str, list[str]]:
+    """The files of each set: one set may lie in several folders, where no name is twice."""
+    together = [*chain.from_iterable(folders.values())]
+    alone = len(folders) == 1 or len({*together}) < len(together)
+    return folders if alone else {"": together}
