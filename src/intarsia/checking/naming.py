@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _STACK = re.compile(r"(?:^|\.)layers\.(?!\d)")
 _RARE = re.compile(r"expert|position|wpe|embed")
 _VOCABULARY = re.compile(
-    r"(embed_tokens|word_embeddings|lm_head|output_layer|wte|embed_out|tok_embeddings)\.weight$"
+    r"(embed_tokens|word_embeddings|lm_head|output_layer|wte|embed_out|tok_embeddings)\.(weight|bias)$"
 )
 
 
@@ -46,8 +46,8 @@ class ModelPlace:
 
     @property
     def is_vocabulary(self) -> bool:
-        """Whether its rows are tokens."""
-        return _VOCABULARY.search(self.template) is not None
+        """Whether it is a matrix whose rows are tokens."""
+        return self.template.endswith(".weight") and is_of_tokens(self.template)
 
     @property
     def is_rare(self) -> bool:
@@ -71,6 +71,11 @@ def place_of(name: str) -> ModelPlace:
     layer, expert = layer_in(name), expert_in(name)
     template = without_expert(without_layer(name))
     return ModelPlace(template, kind, layer and int(layer["k"]), expert and int(expert["k"]))
+
+
+def is_of_tokens(name: str) -> bool:
+    """Whether a name is that of a vocabulary's weight or bias."""
+    return _VOCABULARY.search(name) is not None
 
 
 def layer_in(name: str) -> re.Match[str] | None:

@@ -107,6 +107,8 @@ def test_other_shapes_are_explained_too(tmp_path: Path, change, kind: str) -> No
     [
         ("model.embed_tokens.weight", 47, "padding"),
         ("lm_head.weight", 42, "padding"),
+        ("lm_head.bias", 42, "padding"),
+        ("embed_out.weight", 42, "padding"),
         ("lm_head.weight", 41, "rows-missing"),
         ("lm_head.weight", 24, "rows-missing"),
         ("model.layers.0.self_attn.q_proj.weight", 47, "rows-missing"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
@@ -14,13 +13,13 @@ from intarsia.checking.diagnosis.finding import LOST, Finding
 from intarsia.checking.diagnosis.hypothesis import ENOUGH, Bits, Hypothesis, Score
 from intarsia.checking.diagnosis.where.elements import DENSE, Cut, DifferingElements
 from intarsia.checking.diagnosis.where.whereabouts import Whereabouts
+from intarsia.checking.naming import is_of_tokens
 from intarsia.checkpoint import Checkpoint
 from intarsia.mesh import Box, share
 
 OF_PLACES = ("zero", "nan")
 """Values that show what a wrong block holds; alone they explain only a whole tensor."""
 
-VOCABULARY = re.compile(r"embed_tokens|lm_head|word_embeddings|output_layer|wte")
 
 Tried = list[tuple[Score, Hypothesis]]
 
@@ -97,7 +96,7 @@ def _placed(
 
 def _pads(e: Evidence, elements: DifferingElements, content: str) -> bool:
     """Whether only the last rows of a vocabulary differ, all over: as many as padding may be, or zeros."""
-    if not VOCABULARY.search(e.name) or not e.shape:
+    if not is_of_tokens(e.name) or not e.shape:
         return False
     n = e.shape[0]
     rows = n - elements.box.offsets[0]
@@ -110,7 +109,7 @@ def _pads(e: Evidence, elements: DifferingElements, content: str) -> bool:
 
 def may_pad(name: str, rows: int, of: int) -> bool:
     """Whether the last rows of a tensor may be padding: an eighth of a vocabulary, or less."""
-    return VOCABULARY.search(name) is not None and rows * 8 <= of
+    return is_of_tokens(name) and rows * 8 <= of
 
 
 def _copied_from(e: Evidence, elements: DifferingElements) -> tuple[str, int] | None:
