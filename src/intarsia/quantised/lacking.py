@@ -51,7 +51,7 @@ def _missing(
     """Quantised weights without any scale that makes numbers of them."""
     like = {(kind.first.main.word, kind.first.main.dtype.name) for kind in weights.alike}
     for main in bare:
-        known = scheme is not None and (scheme.method in KNOWN or bool(main.word))
+        known = scheme is not None and scheme.method in KNOWN
         if main.word or known or (main.word, main.dtype.name) in like:
             said = f" and the configuration says {scheme}" if scheme else ""
             text = f"`{main.name}` is {main.dtype}{said}: no scale of it is stored"

@@ -29,11 +29,9 @@ def misshaped(w: QuantisedWeight) -> Iterator[ScaleFault]:
             text += f", which cuts {of} into no blocks"
         else:
             shapes = [str(list(shape)) for shape in dict.fromkeys(allowed)]
-            want = (
-                " or ".join(shapes)
-                if len(shapes) < 6
-                else f"{shapes[0]} (or {shapes[-1]} at least)"
-            )
+            want = " or ".join(shapes)
+            if len(shapes) > 5:
+                want = f"{shapes[0]} (or {shapes[-1]} at least)"
             text += f"; {w.label} of {of} needs {want}"
         yield ScaleFault("scale-misshaped", (part.name, w.main.name), text)
 

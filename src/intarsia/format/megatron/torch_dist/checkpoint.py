@@ -111,9 +111,9 @@ class TorchDist(MegatronFormat):
             at = " and ".join(f"{step:g}" for step in counts[:4])
             text = f"parameter groups are at different steps: {at}"
             found.problems.append(Problem("steps-disagree", (), (), text))
-        if len(counts) > 1 and not steps:
-            text = "parameter groups are at different steps, so no tensor's step is known"
-            found.notes.append(text)
+            if not steps:
+                text = "parameter groups are at different steps, so no tensor's step is known"
+                found.notes.append(text)
         found.count(steps)
         return Manifest(
             format=self.name,

@@ -13,9 +13,9 @@ from contextlib import suppress
 from itertools import product
 
 from intarsia.errors import IntarsiaError
+from intarsia.format.megatron.common import read_state
 from intarsia.format.torch_file.inert import Tensor
 from intarsia.format.torch_file.torch_frame import write_object
-from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.planning.manifest import Entry
 from intarsia.store.reading.folder import Folder
 
@@ -45,11 +45,9 @@ def empty_states(folder: Folder, objects: Mapping[str, Entry]) -> set[str]:
 def says_nothing(name: str, data: bytes) -> bool:
     """Whether an extra state is None, or the empty tensor that TransformerEngine gives without FP8."""
     try:
-        value = read_object(data, name)
+        value = read_state(data, name)
     except IntarsiaError:
         return False
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
     return value is None or (isinstance(value, Tensor) and 0 in value.shape)
 
 
