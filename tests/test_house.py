@@ -230,6 +230,24 @@ def test_no_pickle_is_executed() -> None:
                 assert called not in forbidden, f"{path}: {called}"
 
 
+PARSING = {
+    "format/strict_json.py": "the one reader of JSON that others wrote",
+    "family/__init__.py": "reads what it spelled itself",
+    "run/journal/records.py": "reads lines of ours, each with its checksum",
+}
+"""Who may parse JSON: Python's parser ends in errors that nobody expects where a stranger wrote it."""
+
+
+def test_json_of_others_is_read_in_one_place() -> None:
+    calls = {
+        str(path.relative_to(SOURCE))
+        for path in files()
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("json.load", "json.loads")
+    }
+    assert calls == PARSING.keys()
+
+
 ON_DISK = {
     "store/local": "the store of local files",
     "report/write.py": "writes the page that a user asked for",

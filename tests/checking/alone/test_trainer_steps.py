@@ -81,6 +81,23 @@ def test_both_behind_the_run_is_a_note_as_skipped_steps_leave_them_so(
     assert [note for note in report.notes if note.startswith(said)]
 
 
+@pytest.mark.parametrize("step", [torch.tensor(float("inf")), float("nan"), [1], {"a": 1}])
+def test_steps_that_are_no_numbers_say_nothing(run: Path, tmp_path: Path, step: Any) -> None:
+    root = mixed(run, tmp_path / "a")
+    state = torch.load(root / "optimizer.pt")
+    for held in state["state"].values():
+        held["step"] = step
+    torch.save(state, root / "optimizer.pt")
+    assert not [note for note in intarsia.verify(root).notes if "count" in note]
+
+
+def test_a_file_that_is_nested_without_an_end_is_a_fault(run: Path, tmp_path: Path) -> None:
+    root = mixed(run, tmp_path / "a")
+    (root / "trainer_state.json").write_text("[" * 200_000)
+    assert "trainer_state.json is damaged: it is no JSON" in str(intarsia.verify(root))
+    assert not intarsia.verify(run / "checkpoint-4", root)
+
+
 def test_parameters_that_were_frozen_for_a_while_say_nothing(run: Path, tmp_path: Path) -> None:
     root = mixed(run, tmp_path / "a")
     state = torch.load(root / "optimizer.pt")

@@ -56,6 +56,7 @@ WRONG: list[tuple[str, Change, str]] = [
     ("nf4", state(shape=[64, 96]), "says [64, 96], the configuration gives [96, 64]"),
     ("nf4 in bf16", state(blocksize=128), "says blocks of 128, which are 48, and `{UP}weight.absmax` has 96"),
     ("nf4", lambda t: t.update({STATE: torch.zeros(9, dtype=torch.uint8)}), "is no JSON"),
+    ("nf4", lambda t: t.update({STATE: torch.full((200_000,), ord("["), dtype=torch.uint8)}), "is no JSON"),
 ]  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -13,6 +12,7 @@ from intarsia.checking.fault import Fault
 from intarsia.errors import FormatError
 from intarsia.format.folder.inventory import is_training
 from intarsia.format.folder.trainer_files import OPTIMIZER, SCHEDULE, STEPS, lost_half
+from intarsia.format.strict_json import parse_json
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
 from intarsia.state.names import state_among
@@ -63,8 +63,8 @@ def _wrong(folder: Folder, name: str, window_bytes: int) -> str:
         return "it is empty"
     if name.endswith(".json"):
         try:
-            json.loads(folder.read(name, 0, size))
-        except ValueError:
+            parse_json(folder.read(name, 0, size), name, unique=False)
+        except FormatError:
             return "it is no JSON"
         return ""
     head = folder.read(name, 0, min(size, 2))

@@ -7,7 +7,6 @@ one of them alone.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any
 from intarsia.checking.fault import Fault
 from intarsia.errors import IntarsiaError
 from intarsia.format.folder.trainer_files import OPTIMIZER, SCHEDULE, STEPS
+from intarsia.format.strict_json import parse_json
 from intarsia.format.torch_file.plain import number_in
 from intarsia.format.torch_file.torch_zip import read_outline
 from intarsia.store.reading.folder import Folder
@@ -23,7 +23,7 @@ from intarsia.store.reading.folder import Folder
 
 def step_of_run(folder: Folder) -> int | None:
     """The step that Trainer says it is at."""
-    said = json.loads(folder.read(STEPS, 0, folder.size(STEPS)))
+    said = parse_json(folder.read(STEPS, 0, folder.size(STEPS)), STEPS, unique=False)
     step = said.get("global_step") if isinstance(said, dict) else None
     return step if type(step) is int else None
 
@@ -56,9 +56,11 @@ def _steps_of_parameters(said: Any) -> int | None:
     """The steps that all parameters with a counter agree on; a parameter that was frozen for a while has fewer."""
     state = said.get("state") if isinstance(said, dict) else None
     held = state.values() if isinstance(state, dict) else ()
-    steps = {number_in(x["step"]) for x in held if isinstance(x, dict) and "step" in x}
-    step = next(iter(steps)) if len(steps) == 1 else None
-    return int(step) if isinstance(step, (int, float)) and step == int(step) else None
+    steps = [number_in(x["step"]) for x in held if isinstance(x, dict) and "step" in x]
+    if not all(type(n) in (int, float) for n in steps) or len({*steps}) != 1:
+        return None
+    (step,) = {*steps}
+    return None if isinstance(step, float) and not step.is_integer() else int(step)
 
 
 def _steps_of_schedule(said: Any) -> int | None:

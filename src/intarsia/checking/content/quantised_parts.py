@@ -5,7 +5,6 @@ A loader takes them at their word: a column whose group has no scale gets anothe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from math import prod
@@ -16,8 +15,9 @@ from numpy.typing import NDArray
 
 from intarsia.checking.fault import Fault, with_more
 from intarsia.checkpoint import Checkpoint
-from intarsia.errors import IntarsiaError, few
+from intarsia.errors import FormatError, IntarsiaError, few
 from intarsia.family import table_for
+from intarsia.format.strict_json import parse_json
 from intarsia.mesh import Box, Shape
 from intarsia.planning.manifest import Manifest
 from intarsia.quantised import Part, QuantisedWeight, Role
@@ -113,10 +113,9 @@ def _packs(columns: int, words: int, w: QuantisedWeight) -> bool:
 
 def _wrong_state(w: QuantisedWeight, part: Part, held: Whole, model: Shape | None) -> str:
     """What bitsandbytes says of four bits in JSON: type, shape and blocks."""
-    try:
-        said = json.loads(held.tobytes())
-    except ValueError:
-        said = None
+    said = None
+    with suppress(FormatError):
+        said = parse_json(held.tobytes(), part.name, unique=False)
     if not isinstance(said, dict):
         return f"`{part.name}` is no JSON, in which bitsandbytes keeps what its codes are"
     of, named = f"`{part.name}` says", part.name.rpartition("__")[2]

@@ -5,7 +5,6 @@ Each is equal, different, on one side only, or not compared, and it is said whic
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import PurePath
@@ -24,6 +23,7 @@ from intarsia.format.folder.run_objects import (
 from intarsia.format.folder.trainer_files import STEPS, is_run_state
 from intarsia.format.optimizer_state.parameter_groups import unplain_settings
 from intarsia.format.registry import format_named
+from intarsia.format.strict_json import parse_json
 from intarsia.format.torch_file.plain import DROPPED, whole
 from intarsia.format.torch_file.zip_directory import BROKEN_ZIP
 from intarsia.frozen import frozen
@@ -234,9 +234,9 @@ def _same_bytes(x: PurePath, y: PurePath, window_bytes: int) -> bool:
 def _same_place(x: PurePath, y: PurePath) -> bool:
     """Whether two files of Trainer's say the same of how far a run is; the rest is its log."""
     try:
-        one, other = (json.loads(read_file(path)) for path in (x, y))
+        one, other = (parse_json(read_file(path), str(path), unique=False) for path in (x, y))
         return all(one[key] == other[key] for key in ("global_step", "epoch"))
-    except (ValueError, KeyError, TypeError):
+    except (FormatError, KeyError, TypeError):
         return False
 
 

@@ -101,6 +101,8 @@ def test_what_arguments_cannot_say_is_listed() -> None:
         rope_scaling={"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]},
     )
     assert "rope_parameters" in arguments_of_config(longrope).unsaid
+    endless = of("llama", DENSE, rope_scaling={"type": "linear", "factor": float("inf")})
+    assert "rope_parameters" in arguments_of_config(endless).unsaid
     assert (
         "norm_topk_prob"
         in arguments_of_config(

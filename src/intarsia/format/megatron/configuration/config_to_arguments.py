@@ -171,7 +171,9 @@ def _scaling(said: Said, rope: Mapping[str, Any]) -> None:
     factor = rope.get("factor")
     if kind == "llama3" and all(rope.get(k, v) == v for k, v in LLAMA3.items()):
         args |= {"use_rope_scaling": True, "rope_scaling_factor": factor}
-    elif kind == "linear" and isinstance(factor, (int, float)) and factor == int(factor):
+    elif kind == "linear" and (
+        isinstance(factor, int) or (isinstance(factor, float) and factor.is_integer())
+    ):
         args["rotary_seq_len_interpolation_factor"] = int(factor)
     elif kind == "yarn" and rope.get("attention_factor") is None:
         args["position_embedding_type"] = "yarn"
