@@ -121,18 +121,21 @@ def _faults(
         yield "LoRA is configured, but no tensor is a LoRA factor", ()
     whole = {name.removesuffix(".weight") for name in shapes}
     patterns = config.get("rank_pattern")
-    ranks = {config.get("r"), *(patterns.values() if isinstance(patterns, dict) else ())}
+    ranks = [config.get("r"), *(patterns.values() if isinstance(patterns, dict) else ())]
     for (module, _), pair in factors.items():
         if len(pair) < 2:
             name = next(iter(pair.values()))
             lost = "B" if "A" in pair else "A"
             yield f"`{name}` has no matching factor {lost}", (name,)
             continue
-        a, b = shapes[pair["A"]][0], shapes[pair["B"]][1]
-        if a != b:
-            yield f"the factors of `{module}` have ranks {a} and {b}", tuple(pair.values())
-        elif not config.get("target_parameters") and a not in ranks:
-            text = f"`{pair['A']}` has rank {a}, the configuration says {config.get('r')}"
+        a, b = shapes[pair["A"]], shapes[pair["B"]]
+        if len(a) < 2 or len(b) < 2:
+            text = f"the factors of `{module}` have shapes {list(a)} and {list(b)}"
+            yield f"{text}, which are no matrices'", tuple(pair.values())
+        elif a[0] != b[1]:
+            yield f"the factors of `{module}` have ranks {a[0]} and {b[1]}", tuple(pair.values())
+        elif not config.get("target_parameters") and a[0] not in ranks:
+            text = f"`{pair['A']}` has rank {a[0]}, the configuration says {config.get('r')}"
             yield text, (pair["A"],)
         if config.get("use_dora") and f"{module}.lora_magnitude_vector" not in whole:
             # PEFT makes a new one, of the base model's weights.
@@ -140,7 +143,7 @@ def _faults(
     yield from _left_out(config, {module for module, _ in factors}, shapes)
     targets = config.get("target_modules")
     if isinstance(targets, list) and targets:
-        ends, listed = tuple(f".{target}" for target in targets), ", ".join(sorted(targets))
+        ends, listed = tuple(f".{x}" for x in targets), ", ".join(sorted(map(str, targets)))
         for module, _ in factors:
             if not f".{module}".endswith(ends) and not config.get("target_parameters"):
                 yield f"`{module}` is no target of the configuration ({listed})", ()
@@ -151,10 +154,10 @@ def _left_out(
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
     """What is stored, and PEFT leaves out without a word, as the configuration does not ask for it."""
     layers, excluded = config.get("layers_to_transform"), config.get("exclude_modules")
-    chosen = {layers} if type(layers) is int else {*layers} if isinstance(layers, list) else set()
+    chosen = layers if isinstance(layers, list) else [layers] if type(layers) is int else []
     ends = tuple(f".{x}" for x in excluded) if isinstance(excluded, list) else ()
     for module in sorted(modules) if not config.get("target_parameters") else ():
-        if chosen and chosen.isdisjoint(map(int, _NUMBER.findall(module))):
+        if chosen and not any(int(n) in chosen for n in _NUMBER.findall(module)):
             yield f"`{module}` is in no layer of layers_to_transform ({layers})", ()
         if ends and f".{module.removeprefix(_ROOT)}".endswith(ends):
             yield f"`{module}` is among the exclude_modules of the configuration", ()
