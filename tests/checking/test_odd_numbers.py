@@ -120,6 +120,21 @@ def test_absurd_numbers_are_found_whatever_the_name(name: str, tmp_path: Path) -
     assert alone(tmp_path, {f"layers.0.{name}": w}) == {"value-implausible"}
 
 
+def test_ranges_of_integers_that_a_model_keeps_are_no_fault(tmp_path: Path) -> None:
+    """As I-BERT's, after it has run; of one end alone, something is wrong."""
+    kept = {
+        f"layers.{k}.act.{leaf}": torch.tensor([1e20 * (k + 1)])
+        for k in range(2)
+        for leaf in ("x_min", "x_max", "act_scaling_factor")
+    }
+    kept["layers.0.fc.weight"] = normal_tensor((8, 8), torch.float32)
+    assert not alone(tmp_path / "whole", kept)
+    for leaf, number in {"x_min": 0.5, "x_max": 1e19}.items():
+        assert alone(tmp_path / leaf, kept | {f"layers.1.act.{leaf}": torch.tensor([number])}) == {
+            "value-implausible"
+        }
+
+
 def test_how_far_absurd_numbers_go_is_not_told_beside_nan(tmp_path: Path) -> None:
     w = normal_tensor((8, 8), torch.float32)
     w[0, 0], w[1, 1] = 1e30, float("nan")

@@ -22,13 +22,33 @@ _LOWER = re.compile(r"(?:(?<=[._])|^)min(?=_[^.]*$|$)")
 """The word in the last part of a name that names a lower bound."""
 
 
+_SCALE = re.compile("scale|scaling_factor")
+"""What the last part of a scale's name has."""
+
+
 def open_bounds(found: Sequence[ItemStats]) -> list[str]:
     """Single numbers that are the ends of an interval without bounds, `…min` and `…max`; of one end, it may have diverged."""
     if not any(stats.not_finite.count and stats.item.stored.layout.size == 1 for stats in found):
         return []
-    single = {stats.item.stored.name: stats.value for stats in found if stats.item.kinds == {""}}
+    return [x for n, m, lo, hi in _intervals(found) if (lo, hi) == (-inf, inf) for x in (n, m)]
+
+
+def far_bounds(found: Sequence[ItemStats]) -> list[str]:
+    """The same for ends that are both implausible as weights: ranges of sums that a model keeps as integers."""
+    far = {stats.item.stored.name for stats in found if stats.absurd.count}
+    ends = _intervals(found) if far else ()
+    return [x for n, m, lo, hi in ends if lo <= hi and {n, m} <= far for x in (n, m)]
+
+
+def _intervals(found: Sequence[ItemStats]) -> list[tuple[str, str, float, float]]:
+    """The names of both ends of each interval, and the single numbers that they are."""
+    single = {
+        stats.item.stored.name: stats.value
+        for stats in found
+        if stats.item.kinds == {""} and stats.value is not None
+    }
     ends = [(name, _LOWER.sub("max", name)) for name in single if _LOWER.search(name)]
-    return [x for n, m in ends if single[n] == -inf and single.get(m) == inf for x in (n, m)]
+    return [(n, m, single[n], single[m]) for n, m in ends if m in single]
 
 
 def not_finite(stats: ItemStats, bounds: Collection[str]) -> Iterator[Fault]:
@@ -61,7 +81,7 @@ def dtype_implausible(stats: ItemStats) -> Iterator[Fault]:
         return
     if not any(p.telling for p in stats.matrices) or stats.item.kinds != {""}:
         return
-    if "scale" in stored.name.rpartition(".")[2]:
+    if _SCALE.search(stored.name.rpartition(".")[2]):
         return
     if stored.layout.size < 64 or stats.not_finite.count:
         return
@@ -78,13 +98,15 @@ def dtype_implausible(stats: ItemStats) -> Iterator[Fault]:
         yield Fault("dtype-implausible", names, stats.item.files, text, stored.layout.size)
 
 
-def value_implausible(stats: ItemStats) -> Iterator[Fault]:
+def value_implausible(stats: ItemStats, bounds: Collection[str]) -> Iterator[Fault]:
     """Numbers that no training gives a weight, and that memory which was never written holds."""
     if not stats.absurd.count:
         return
     stored = stats.item.stored
     leaf = stored.name.rpartition(".")[2]
-    if "mask" in leaf or "scale" in leaf or stats.item.kinds - {"", MASTER}:
+    if "mask" in leaf or _SCALE.search(leaf) or stats.item.kinds - {"", MASTER}:
+        return
+    if stored.name in bounds:
         return
     most = stats.number_of(stats.most)
     top = f", up to {most:.2g}" if isfinite(most) else ""

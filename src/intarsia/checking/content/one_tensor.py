@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from intarsia.checking.content.numbers import (
     dtype_implausible,
+    far_bounds,
     negative_variance,
     not_finite,
     open_bounds,
@@ -26,7 +27,7 @@ def content_faults(found: Sequence[ItemStats], format: Format, content: Content)
     """The faults of every tensor."""
     zeros = any(p.zero_rows or p.zero_columns for stats in found for p in stats.matrices)
     pruned, parts = Pruned(found if zeros else ()), ZeroParts(found if zeros else ())
-    bounds = {*open_bounds(found)}
+    bounds, far = {*open_bounds(found)}, {*far_bounds(found)}
     for stats in found:
         yield from stats.faults
         if stats.faults:
@@ -35,7 +36,7 @@ def content_faults(found: Sequence[ItemStats], format: Format, content: Content)
             yield from not_finite(stats, bounds)
             yield from negative_variance(stats)
         yield from dtype_implausible(stats)
-        yield from value_implausible(stats)
+        yield from value_implausible(stats, far)
         for matrix in stats.matrices:
             yield from zero_block(stats, matrix, format.pads_vocabulary, (pruned, parts), content)
     yield from zero_tensors(found, content)

@@ -142,7 +142,7 @@ ALONE = (
             row="NaN or infinity, in anything but masks and the ends of intervals that are open at both (single numbers `…min` and `…max`, which a note names)"),
         FaultKind("value-implausible",
             "numbers larger than any weight: memory that was never written, or the bits of another type", SAVED_WRONG,
-            row="numbers beyond 1e8, in anything but masks and scales: memory that was never written, or the bits of another element type"),
+            row="numbers beyond 1e8, in anything but masks, scales and both ends of a range (`x_min`, `x_max`): memory that was never written, or the bits of another element type"),
         FaultKind("zero-block",
             "a block of a trained matrix is all zero: never written, or lost with its rank", SAVED_WRONG,
             row="rows or columns of a matrix are all zero, enough of them to be a rank's share: never written, or lost"),
