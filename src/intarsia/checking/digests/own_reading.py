@@ -53,7 +53,7 @@ def expected_of(manifest: Manifest, found: Attested | None) -> Expected:
             continue
         same = renaming(stored.layout, now)
         # A tensor of this reader may be a part of the other's, or the other way round.
-        if same and all(own.logical[n].size == manifest.logical[m].size for n, m in same.items()):
+        if same and all(own.logical[n].shape == manifest.logical[m].shape for n, m in same.items()):
             to |= same
         else:
             apart |= {*stored.layout.tensors}
