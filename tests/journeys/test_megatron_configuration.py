@@ -206,6 +206,7 @@ def test_a_window_and_a_router_survive_too(tmp_path: Path) -> None:
         ({"window_size": (7, 0), "window_attn_skip_freq": 2}, "window="),
         ({"qk_l2_norm": True}, "qk_l2_norm=True"),
         ({"rotary_percent": 0.5}, "rotary_percent=0.5"),
+        ({"rotary_seq_len_interpolation_factor": 4}, r"rope_scaling=\('linear', 4\)"),
     ],
 )
 def test_arguments_that_no_configuration_says_need_one(

@@ -137,6 +137,55 @@ def test_a_latent_yarn_that_megatron_scales_otherwise_is_listed(
         assert "rope_scaling" in fields
 
 
+PARSED = {
+    "position_embedding_type": "yarn", "rotary_scaling_factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.0,
+    "yarn_original_max_position_embeddings": 16, "yarn_beta_fast": None, "yarn_beta_slow": None,
+    "yarn_correction_range_round_to_int": None,
+}  # fmt: skip
+"""As the parser of Megatron-LM 0.20 stores a yarn rotation."""
+
+
+@pytest.mark.parametrize(
+    ("args", "rope", "same"),
+    [
+        ({}, {}, True),
+        ({}, {"mscale": 0.7}, True),
+        ({}, {"mscale": 0.7, "mscale_all_dim": 0.0}, True),
+        ({}, {"beta_fast": 32.0, "truncate": True}, True),
+        ({"mscale": 0.7, "mscale_all_dim": 1.0}, {"mscale": 0.7, "mscale_all_dim": 1.0}, True),
+        ({"mscale": 0.7}, {"mscale": 0.7}, False),
+        ({"mscale": 0.7}, {}, False),
+        ({"rotary_scaling_factor": 8.0}, {}, False),
+        ({"yarn_original_max_position_embeddings": None}, {}, False),
+        ({"yarn_beta_slow": 2.0}, {}, False),
+        ({"yarn_correction_range_round_to_int": False}, {"truncate": False}, True),
+    ],
+)
+def test_a_yarn_rotation_is_read_as_megatrons_parser_stores_it(
+    args: dict[str, Any], rope: dict[str, Any], same: bool
+) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    config = CASES["llama"] | {"rope_parameters": yarn | rope}
+    assert ("rope_scaling" not in {c.field for c in disagreements(PARSED | args, config)}) == same
+    assert not disagreements(arguments_for(config, Mesh(), PLAIN, False), config)
+
+
+def test_a_stretched_rotation_is_in_doubt_by_the_argument_that_megatron_may_not_heed() -> None:
+    """Megatron-LM up to 0.18 builds its model without it; Bridge's own field is heeded."""
+    default = CASES["llama"]
+    linear = default | {"rope_parameters": {"rope_type": "linear", "factor": 4.0}}
+    assert arguments_of_config(linear).unsaid.keys() == {"rope_parameters"}
+    parsed = {"position_embedding_type": "rope", "rotary_seq_len_interpolation_factor": 4}
+    assert not disagreements(parsed, linear)
+    assert not disagreements(parsed, default)
+    bridge = {"position_embedding_type": "rope", "seq_len_interpolation_factor": 4}
+    assert not disagreements(bridge, linear)
+    assert {c.field for c in disagreements(bridge, default)} == {"rope_scaling"}
+    for args in (parsed, bridge):
+        eight = linear | {"rope_parameters": {"rope_type": "linear", "factor": 8.0}}
+        assert {c.field for c in disagreements(args, eight)} == {"rope_scaling"}
+
+
 def test_groups_that_megatron_ranks_by_other_scores_are_listed() -> None:
     """Transformers takes the two best of a group, Megatron as many as `topk // group_topk`."""
     config = CASES["glm4_moe"] | {"n_group": 4, "topk_group": 2, "num_experts_per_tok": 4}

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from intarsia.format.megatron.configuration.argument_table import LATENT_YARN, ROWS, YARN, Arguments
+from intarsia.format.megatron.configuration.argument_table import (
+    LATENT_YARN,
+    PARSED_YARN,
+    ROPE,
+    ROWS,
+    STRETCHED,
+    UNSAID,
+    YARN,
+    Arguments,
+)
 
 
 def facts_of(args: Arguments) -> dict[str, Any]:
@@ -48,6 +57,11 @@ def facts_of(args: Arguments) -> dict[str, Any]:
     return facts
 
 
+def stretching_is_in_doubt(args: Arguments) -> bool:
+    """Whether Megatron-LM may not have heeded how far its arguments stretch the rotation."""
+    return bool(args.get(STRETCHED)) and ROPE not in (args.get(UNSAID) or ())
+
+
 def _said_scaling(args: Arguments, latent: bool) -> tuple[Any, ...] | None:
     if latent:
         factor = args.get("rotary_scaling_factor")
@@ -55,16 +69,28 @@ def _said_scaling(args: Arguments, latent: bool) -> tuple[Any, ...] | None:
             return ("default",)
         yarn = [args.get(k, v) for k, v in LATENT_YARN.items()]
         return None if factor is None else ("yarn", factor, *yarn)
-    kind, stretched = args.get("position_embedding_type"), "seq_len_interpolation_factor"
+    kind = args.get("position_embedding_type")
     if kind == "yarn":
-        return ("yarn", *(args.get(f"yarn_{name}") for name, _ in YARN.values()))
+        return ("yarn", *_said_yarn(args))
     if args.get("use_rope_scaling") or args.get("rope_scaling") is True:
         return ("llama3", args.get("rope_scaling_factor"))
-    if linear := args.get(f"rotary_{stretched}") or args.get(stretched):
+    if linear := args.get(STRETCHED) or args.get("seq_len_interpolation_factor"):
         return ("linear", linear)
     if kind in ("rope", "mrope"):
         return ("default",)
     return None if kind is None else (kind,)
+
+
+def _said_yarn(args: Arguments) -> list[Any]:
+    """The numbers of a yarn rotation, in the order of `YARN`; mscales that change nothing are none."""
+    said = {name: args.get(f"yarn_{name}") for name, _ in YARN.values()}
+    if "yarn_rotary_scaling_factor" not in args and "yarn_beta_fast" in args:
+        found = ((name, args.get(word), unsaid) for name, (word, unsaid) in PARSED_YARN.items())
+        said = {name: unsaid if value is None else value for name, value, unsaid in found}
+    one, all_dim = said["mscale"], said["mscale_all_dim"]
+    if all_dim is None or one is None or (one == 1 and not all_dim):
+        said |= {"mscale": None, "mscale_all_dim": None}
+    return [*said.values()]
 
 
 def _listed(args: Arguments, name: str, of_layer: Callable[[int, int], bool]) -> tuple[bool, ...]:

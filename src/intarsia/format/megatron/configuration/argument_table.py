@@ -18,6 +18,10 @@ CENTERED = ("layernorm_zero_centered_gamma", "apply_layernorm_1p")
 """The argument by which norms hold weight − 1, and its name in Megatron-LM up to 0.15; later ones heed the first alone."""
 
 
+STRETCHED = "rotary_seq_len_interpolation_factor"
+"""An argument that Megatron-LM up to 0.18 has and builds its model without: whether it holds is in doubt."""
+
+
 ROPE, ACTIVATION, GROUPS = "rope_parameters", "hidden_act", "n_group"
 
 
@@ -91,6 +95,17 @@ YARN = {
     "truncate": ("correction_range_round_to_int", True),
 }
 """The fields of a yarn rotation, each with its argument, after `yarn_`, and its value where it is not said."""
+
+PARSED_YARN = {
+    "rotary_scaling_factor": ("rotary_scaling_factor", 1.0),
+    "original_max_position_embeddings": ("yarn_original_max_position_embeddings", 4096),
+    "beta_fast": ("yarn_beta_fast", 32.0),
+    "beta_slow": ("yarn_beta_slow", 1.0),
+    "mscale": ("mscale", 1.0),
+    "mscale_all_dim": ("mscale_all_dim", 0.0),
+    "correction_range_round_to_int": ("yarn_correction_range_round_to_int", True),
+}
+"""The same as Megatron-LM's own parser has them, from 0.20 on: each with its argument, some being latent attention's."""
 
 LATENT_YARN = {
     "original_max_position_embeddings": 4096,

@@ -20,6 +20,7 @@ from intarsia.format.megatron.configuration.argument_table import (
     LATENT_YARN,
     ROPE,
     ROWS,
+    STRETCHED,
     YARN,
 )
 
@@ -174,12 +175,20 @@ def _scaling(said: Said, rope: Mapping[str, Any]) -> None:
     elif kind == "linear" and (
         isinstance(factor, int) or (isinstance(factor, float) and factor.is_integer())
     ):
-        args["rotary_seq_len_interpolation_factor"] = int(factor)
+        args[STRETCHED] = int(factor)
+        said.unsaid[ROPE] = _rope_but_base(rope)
     elif kind == "yarn" and rope.get("attention_factor") is None:
         args["position_embedding_type"] = "yarn"
-        args |= {f"yarn_{name}": rope.get(f, unsaid) for f, (name, unsaid) in YARN.items()}
+        # Transformers heeds both mscales or neither of them.
+        both = rope.get("mscale") and rope.get("mscale_all_dim")
+        heeded = rope if both else {k: v for k, v in rope.items() if not k.startswith("mscale")}
+        args |= {f"yarn_{name}": heeded.get(f, unsaid) for f, (name, unsaid) in YARN.items()}
     elif kind != "default":
-        said.unsaid[ROPE] = {k: v for k, v in sorted(rope.items()) if k != "rope_theta"}
+        said.unsaid[ROPE] = _rope_but_base(rope)
+
+
+def _rope_but_base(rope: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in sorted(rope.items()) if k != "rope_theta"}
 
 
 def _latent_scaling(said: Said, rope: Mapping[str, Any]) -> None:
