@@ -238,6 +238,10 @@ class Format(ABC):
         """Where what lies beside the tensors contradicts itself or the folder."""
         return iter(())
 
+    def altered(self, src: Manifest, folder: Folder) -> Iterator[Complaint]:
+        """Files that are not those whose checksums lie beside them; each is read as a whole."""
+        return iter(())
+
     def unfinished(self, path: PurePath) -> Complaint | None:
         """Why a folder that should hold such a checkpoint holds none; None where nothing hints at one."""
         return None

@@ -14,12 +14,15 @@ from intarsia.store.reading.lookup import itself
 TRACKER = "latest_checkpointed_iteration.txt"
 METADATA = ".metadata"
 COMMON_FILE = "common.pt"
+INTEGRITY = "integrity.json"
 RELEASE = "release"
 COMMON_OBJECT = "common_state/shard_0_1"
 COUNTERS = ("iteration", "checkpoint_version", "num_floating_point_operations_so_far")
 SCHEDULER = "opt_param_scheduler"
 FRAME_BYTES = 1 << 20
-FRAME = re.compile(r"^(metadata\.json|common\.pt|latest_.*|run_config\.yaml|.*\.sha256)$")
+FRAME = re.compile(
+    r"^(metadata\.json|common\.pt|integrity\.json|latest_.*|run_config\.yaml|.*\.sha256)$"
+)
 """Files of the frame around the tensors, which each checkpoint has of its own."""
 
 

@@ -18,6 +18,7 @@ from intarsia.format.megatron.configuration.written_arguments import norms_are_c
 from intarsia.format.megatron.detection import BACKEND
 from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT, FRAME, TRACKER
 from intarsia.format.megatron.fsdp_dtensor.entries import arguments_among
+from intarsia.format.megatron.integrity import altered_files
 from intarsia.format.megatron.iteration import ITERATION, misplaced_iteration, untracked
 from intarsia.format.megatron.optimizer.groups import STEPS
 from intarsia.format.request import Request
@@ -52,6 +53,9 @@ class MegatronFormat(Archives):
 
     def contradictions(self, src: Manifest, folder: Folder) -> Iterator[Complaint]:
         return misplaced_iteration(src, folder)
+
+    def altered(self, src: Manifest, folder: Folder) -> Iterator[Complaint]:
+        return altered_files(src, folder)
 
     def table(self, src: Manifest) -> Table | None:
         """The family's table; norms stay centred as Megatron's source has them, since the run that goes on says so itself."""
