@@ -190,6 +190,12 @@ class LimitError(StoreError):
     is_fault = False
 
 
+class UnansweredError(StoreError):
+    """A store gave no answer (a broken connection, a stale handle); the checkpoint may be sound."""
+
+    is_fault = False
+
+
 class Interrupted(KeyboardInterrupt):
     """An interrupt of a run; `committed` says whether the destination is in its place nevertheless."""
 

@@ -5,13 +5,23 @@ from __future__ import annotations
 import errno
 from pathlib import PurePath
 
-from intarsia.errors import FormatError, LimitError, StoreError
+from intarsia.errors import FormatError, LimitError, StoreError, UnansweredError
 
 _LOST = (errno.EIO, errno.ESTALE)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _TAKEN = (errno.EEXIST, errno.ENOTDIR)
 _LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+_UNREACHED = (
+    errno.ESTALE,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.ENOTCONN,
+    errno.EBUSY,
+    errno.EINTR,
+)
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -70,7 +80,16 @@ def unreadable(path: PurePath, error: OSError) -> StoreError | FormatError:
         return absent(path)
     if error.errno in _LIMITS:
         return limited(path, error)
-    return StoreError(f"{path}: {error.strerror or error}", path=path, lost=error.errno in _LOST)
+    text, lost = f"{path}: {error.strerror or error}", error.errno in _LOST
+    # What a client of a server raises has no number of the system.
+    if isinstance(error, ConnectionError | TimeoutError) or error.errno in (None, *_UNREACHED):
+        return unanswered(path, text, lost=lost)
+    return StoreError(text, path=path, lost=lost)
+
+
+def unanswered(path: PurePath, text: str, *, lost: bool = False) -> UnansweredError:
+    """What it means that a store gave no answer about a `path`, or a part of one."""
+    return UnansweredError(text, hint="the store gave no answer: run again", path=path, lost=lost)
 
 
 def absent(path: PurePath) -> FormatError:

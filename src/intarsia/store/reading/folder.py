@@ -18,7 +18,7 @@ from intarsia.store.reading.headers_once import is_reading_once, read_once
 from intarsia.store.reading.lookup import is_file
 from intarsia.store.registry import store_of
 from intarsia.store.stamp import Stamp, changed, note_stamp
-from intarsia.store.system_errors import unreadable
+from intarsia.store.system_errors import unanswered, unreadable
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -272,8 +272,11 @@ class Folder:
         now = self._now(file)
         if now != then:
             return changed(self.root / file, then, now)
-        start, end = next((at, end) for at, end in wanted if end > now.size_bytes)
-        return self._ends(file, now, start, end)
+        for start, end in wanted:
+            if end > now.size_bytes:
+                return self._ends(file, now, start, end)
+        path = self.root / file
+        return unanswered(path, f"{path}: the store gave fewer bytes than the file has")
 
     def _ends(self, file: str, now: Stamp, start: int, end: int) -> FormatError:
         return FormatError(

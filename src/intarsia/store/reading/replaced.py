@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import PurePath
 
-from intarsia.errors import ChangedError, IntarsiaError
+from intarsia.errors import ChangedError, IntarsiaError, UnansweredError
 from intarsia.frozen import frozen_open
 from intarsia.store.address import named
 from intarsia.store.reading.lookup import is_folder, listed, number_of, stamp_of
@@ -53,7 +53,7 @@ def unreplaced(*paths: PurePath) -> Iterator[Callable[[], None]]:
     try:
         yield check
     except IntarsiaError as error:
-        if error.is_fault:
+        if error.is_fault or isinstance(error, UnansweredError):
             check()
         raise
 
