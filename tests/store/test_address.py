@@ -73,3 +73,12 @@ def test_a_path_that_no_file_can_have_is_refused(path: str | PurePath) -> None:
     with pytest.raises(UsageError, match="has a character that no file's name can have"):
         given(path)
     assert given("a\udc80b") == PurePath("a\udc80b")  # a byte that is no UTF-8, as Python reads it
+
+
+@pytest.mark.parametrize("path", [Path("s3://bucket/run"), PurePath("gs:/x"), "s3:/bucket/run"])
+def test_a_url_that_became_a_path_is_not_a_local_folder(path: str | PurePath) -> None:
+    """`Path("s3://bucket/run")` is `s3:/bucket/run`: a conversion would end on this disk."""
+    with pytest.raises(UsageError, match=r"is a URL without one of its slashes[\s\S]*as a text"):
+        given(path)
+    for local in (Path("/a/s3:/x"), "C:/x", "run:", "a/s3:/x"):
+        assert given(local) == Path(local)

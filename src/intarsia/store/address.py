@@ -9,6 +9,7 @@ from pathlib import PurePath, PurePosixPath
 from intarsia.errors import UsageError
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
 
 class Address(PurePosixPath):
@@ -56,3 +57,13 @@ def named(text: str | PathLike[str]) -> PurePath:
             hint="give the URL without it, or rename what is stored there",
         )
     return Address(found)
+
+
+def lost_slash(path: PurePath) -> str | None:
+    """The URL of which a path was made; None where it is a path.
+
+    >>> lost_slash(PurePath("s3://bucket/run")), lost_slash(PurePath("C:/run"))
+    ('s3://bucket/run', None)
+    """
+    head, *rest = path.parts or ("",)
+    return f"{head}//{'/'.join(rest)}" if rest and _SCHEME.fullmatch(head) else None

@@ -13,7 +13,7 @@ from pathlib import PurePath
 from typing import TypeVar
 
 from intarsia.errors import UsageError
-from intarsia.store.address import Address, named
+from intarsia.store.address import Address, lost_slash, named
 from intarsia.store.base import Entry
 from intarsia.store.local.paths import absolute_path, entry_at, expanded, real_path
 from intarsia.store.registry import store_of
@@ -40,6 +40,11 @@ def given(path: str | PurePath) -> PurePath:
     if isinstance(where, Address):
         store_of(where)
         return where
+    if lost := lost_slash(where):
+        raise UsageError(
+            f"{where} is a URL without one of its slashes, which a path drops",
+            hint=f"give {lost} as a text, or the absolute path if it is a local folder",
+        )
     return expanded(where)
 
 
