@@ -231,6 +231,27 @@ def test_bridges_spellings_are_the_same_facts() -> None:
     assert found["window"] == (15, 0, (True, False, True))
 
 
+@pytest.mark.parametrize("args", [
+    {"softmax_scale": None, "kv_channels": 0}, {"softmax_scale": None, "kv_channels": "a"},
+    {"num_layers": 2, "no_rope_freq": 0}, {"num_layers": 1 << 60, "no_rope_freq": 3},
+    {"num_layers": 2, "window_size": (3, 0), "window_attn_skip_freq": 0},
+    {"multi_latent_attention": True, "rope_scaling": True},
+], ids=str)  # fmt: skip
+def test_arguments_that_say_nothing_of_a_model_are_no_facts(args: dict[str, Any]) -> None:
+    found = facts_of(args)
+    assert not {"softmax_scale", "rope_scaling"} & found.keys()
+    assert found.get("no_rope_layers", ()) == ()
+    assert found.get("window", ()) in ((), (3, 0, ()))
+
+
+@pytest.mark.parametrize("scale", [
+    {"query_pre_attn_scalar": "a"}, {"query_pre_attn_scalar": -4}, {"attention_multiplier": [1]},
+], ids=str)  # fmt: skip
+def test_a_scale_of_another_form_is_not_compared(scale: dict[str, Any]) -> None:
+    args = arguments_for(CASES["llama"], Mesh(), PLAIN, False) | {"softmax_scale": None}
+    assert not disagreements(args, CASES["llama"] | scale)
+
+
 def test_a_number_of_layers_that_no_model_has_is_refused_at_once() -> None:
     with pytest.raises(FamilyError, match="2,147,483,648 layers, no model has more than 10,000"):
         arguments_of_config(CASES["llama"] | {"num_hidden_layers": 1 << 31})

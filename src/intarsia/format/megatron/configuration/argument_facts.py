@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from intarsia.family import MAX_LAYERS
 from intarsia.format.megatron.configuration.argument_table import (
     LATENT_YARN,
     PARSED_YARN,
@@ -44,8 +45,10 @@ def facts_of(args: Arguments) -> dict[str, Any]:
         facts.pop("kv_channels", None)
         facts.pop("num_query_groups", None)
     facts.pop("vocab_size", None)  # a configuration may count padding rows too
-    if "softmax_scale" in args and "kv_channels" in facts:
-        facts["softmax_scale"] = args["softmax_scale"] or facts["kv_channels"] ** -0.5
+    width = facts.get("kv_channels")
+    if "softmax_scale" in args and type(width) is int and width > 0:
+        facts["softmax_scale"] = args["softmax_scale"] or width**-0.5
+    facts.pop("rope_scaling", None)  # Megatron's is a switch
     if (scaling := _said_scaling(args, latent)) is not None:
         facts["rope_scaling"] = scaling
     if "window_size" in args:
@@ -98,8 +101,9 @@ def _listed(args: Arguments, name: str, of_layer: Callable[[int, int], bool]) ->
     value, count = args.get(name), args.get("num_layers")
     if isinstance(value, Sequence) and not isinstance(value, str):
         return tuple(map(bool, value))
-    layers = range(count if type(count) is int else 0)
-    return tuple(of_layer(value, i + 1) for i in layers) if type(value) is int else ()
+    if type(count) is not int or count > MAX_LAYERS or type(value) is not int or value == 0:
+        return ()
+    return tuple(of_layer(value, i + 1) for i in range(count))
 
 
 def _said_window(args: Arguments) -> Any:

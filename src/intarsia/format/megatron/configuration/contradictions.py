@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from math import isclose
+from math import isclose, sqrt
 from typing import Any
 
 from intarsia.errors import FamilyError
@@ -72,8 +72,10 @@ def _alike(a: Any, b: Any) -> bool:
 
 def _scale_of(text: Mapping[str, Any], width: int) -> float:
     """What queries times keys are multiplied with."""
-    said = text.get("attention_multiplier")
-    return float(said) if said is not None else (text.get("query_pre_attn_scalar") or width) ** -0.5
+    said, scalar = text.get("attention_multiplier"), text.get("query_pre_attn_scalar")
+    if isinstance(said, int | float):
+        return float(said)
+    return 1 / sqrt(scalar if isinstance(scalar, int | float) and scalar > 0 else width)
 
 
 _NEUTRAL = (
