@@ -10,7 +10,7 @@ left out: they follow from the main ones.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from math import gcd
@@ -23,6 +23,7 @@ from intarsia.format.dcp.metadata import METADATA, Metadata, TensorRecord
 from intarsia.format.dcp.metadata_write import write_metadata
 from intarsia.format.dcp.write import Files, cut_by, place_all
 from intarsia.format.megatron.common import iteration_to_resume, note_on_loading
+from intarsia.format.megatron.configuration.command_line import note_on_options
 from intarsia.format.megatron.configuration.written_arguments import (
     norms_are_centered,
     note_on_norms,
@@ -262,15 +263,20 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
         folder + METADATA: write_metadata(Metadata(tensors, objects, paths, {})),
         TRACKER: str(iteration).encode(),
     }
-    remarks = (*_remarks(entries, targets), *_norms(targets, options))
+    remarks = (*_remarks(entries, targets), *_on_arguments(entries, targets, options))
     return Arrangement(files.sizes, slots, files.fixed, closing, remarks, folder)
 
 
-def _norms(targets: Sequence[Target], options: WriteOptions) -> Iterator[str]:
-    table = table_for(options.config)
+def _on_arguments(
+    entries: Mapping[str, bytes], targets: Sequence[Target], options: WriteOptions
+) -> Iterator[str]:
+    """What the arguments of the source say otherwise; where it has none, what a run has to be given beside those written."""
+    table, old = table_for(options.config), arguments_among(options.entries)
     centered = norms_are_centered(table, targets) if table else None
-    if centered is not None:
-        yield from note_on_norms(arguments_among(options.entries), centered)
+    if not old:
+        yield from note_on_options(arguments_among(entries))
+    elif centered is not None:
+        yield from note_on_norms(old, centered)
 
 
 def _remarks(entries: Collection[str], targets: Iterable[Target]) -> Iterator[str]:

@@ -32,6 +32,7 @@ from intarsia.format.megatron.common import (
     note_on_loading,
     tensor_of_one,
 )
+from intarsia.format.megatron.configuration.command_line import note_on_options
 from intarsia.format.megatron.configuration.written_arguments import (
     arguments_for,
     arguments_of_mesh,
@@ -105,7 +106,10 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
     }
     remarks = (*_remarks(state, shapes, options), *_left_behind(state, held, options))
     remarks += tuple(_note_on_moments(tensors))
-    remarks += tuple(note_on_norms(plain(arguments_of(source)), centered))
+    if old := plain(arguments_of(source)):
+        remarks += tuple(note_on_norms(old, centered))
+    else:
+        remarks += tuple(note_on_options(vars(state["args"])))
     remarks += tuple(note_on_loading(held, "optimizer" in state))
     return Arrangement(files.sizes, slots, files.fixed, closing, remarks, folder)
 
