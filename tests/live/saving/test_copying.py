@@ -100,6 +100,12 @@ def other_memory(model: Any, optimizer: Any) -> None:
     model.a.weight.data = torch.full((4, 4), 7.0)
 
 
+def other_tensor_inside(model: Any, optimizer: Any) -> None:
+    """As `to()` of a module of DTensors does; torch does not where something has a weak reference to them."""
+    for x in (model.a.weight, model.norm.running_mean, optimizer.state[model.a.weight]["exp_avg"]):
+        torch.utils.swap_tensors(x, type(x)(torch.full(x.shape, 3.0)))
+
+
 def new_buffer(model: Any, optimizer: Any) -> None:
     model.a.register_buffer("seen", torch.ones(3))
 
@@ -168,8 +174,8 @@ def extra_state(model: Any, optimizer: Any) -> None:
 
 
 CHANGES = [
-    swap, other_name, other_module_name, other_name_of_state, replace_parameter, other_shape, other_type, other_memory, new_buffer, passing_buffer,
-    new_module, other_rate, rate_as_tensor, split_group, other_order, without_state, state_as_number,
+    swap, other_name, other_module_name, other_name_of_state, replace_parameter, other_shape, other_type, other_memory, other_tensor_inside,
+    new_buffer, passing_buffer, new_module, other_rate, rate_as_tensor, split_group, other_order, without_state, state_as_number,
     state_of_its_own, hook, method, extra_state,
 ]  # fmt: skip
 

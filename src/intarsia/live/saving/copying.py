@@ -45,7 +45,7 @@ class Known:
         if not what.identities or at.keys() != {*what.identities}:
             return None
         places = [at[number] for number in what.identities]
-        return Known(what, look.marks, Watch(look.objects), places)
+        return Known(what, look.marks, Watch(look.owners), places)
 
     def holds(self, look: Look) -> bool:
         """Whether what is seen is what the snapshot was of."""

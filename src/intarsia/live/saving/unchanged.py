@@ -48,11 +48,6 @@ class Look:
         seen = found._see_modules(model) and found._see_optimizers(own) and found._see_tensors()
         return found if seen else None
 
-    @property
-    def objects(self) -> list[Any]:
-        """Everything whose identity is among the marks."""
-        return [*self.owners, *self.tensors, *self.memory]
-
     def _see_modules(self, model: Any) -> bool:
         """Walk as `state_dict` does: what prepares a module for it first, then what the module holds."""
         if not isinstance(model, Module):
@@ -129,7 +124,12 @@ class Look:
 
 
 class Watch:
-    """Objects of which it is known that none is gone, so that no other has come to have its identity."""
+    """Objects of which it is known that none is gone, so that no other has come to have its identity.
+
+    Not for tensors: torch does not swap one that has a weak reference, so that `to()` of a module of DTensors
+    would fail.  Nor need they be: a tensor with the identity, the shape, the type and the place of one that
+    is gone is copied as that was.
+    """
 
     def __init__(self, objects: Iterable[Any]) -> None:
         self._gone: list[Any] = []
