@@ -42,9 +42,17 @@ HF = {
 }
 
 
+EXPERTS = {"num_local_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+APART = {"singleton_local_shards": True}
+
+
 def models() -> Iterator[tuple[str, Any, dict[str, Any]]]:
     """Each with a name and the arguments that say what it has."""
     yield "llama", build(HF, 64, 1, 1, 1), {"swiglu": True}
+    residual = {"apply_residual_connection_post_layernorm": True}
+    yield "residual_after_norm", build(HF, 64, 1, 1, 1, **residual), {"swiglu": True} | residual
+    mixture = build(HF | EXPERTS, 64, 1, 1, 1)
+    yield "experts_apart", mixture, {"swiglu": True, "num_experts": 3, "moe_router_topk": 2}
     centred = build(HF, 64, 1, 1, 1, normalization="LayerNorm")
     yield "layer_norm", centred, {"swiglu": True, "normalization": "LayerNorm"}
     plain = build(HF, 64, 1, 1, 1, gated_linear_unit=False, activation_func=squared_relu)
@@ -73,7 +81,8 @@ def main(folder: str) -> None:
         )
         to = Path(folder, name, "iter_0000003")
         to.mkdir(parents=True)
-        state = {"model": model.sharded_state_dict(), "args": args, "iteration": 3}
+        parts = model.sharded_state_dict(metadata=APART if name.endswith("apart") else None)
+        state = {"model": parts, "args": args, "iteration": 3}
         dist_checkpointing.save(state | {"checkpoint_version": 3.0}, str(to))
         (to.parent / "latest_checkpointed_iteration.txt").write_text("3")
     dist.destroy_process_group()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -41,3 +42,22 @@ def test_the_same_model_without_what_sets_them_apart_is_a_llama(saved: Path) -> 
     assert read_manifest(saved / "llama", None).family == "llama"
     intarsia.convert(saved / "llama", saved / "hub", to="hf")
     assert intarsia.open(saved / "hub")["model.norm.weight"][:].dtype == torch.float32
+
+
+def test_a_residual_that_no_hub_family_has_needs_a_configuration_and_stays(saved: Path) -> None:
+    source = saved / "residual_after_norm"
+    assert intarsia.verify(source)
+    with pytest.raises(FamilyError, match="apply_residual_connection_post_layernorm=True"):
+        intarsia.convert(source, saved / "none", to="hf")
+    intarsia.convert(source, saved / "other_mesh", to="torch_dist", mesh="tp=2")
+    assert intarsia.verify(source, saved / "other_mesh")
+
+
+def test_experts_and_halves_that_are_stored_apart_make_the_same_configuration(saved: Path) -> None:
+    source = saved / "experts_apart"
+    assert intarsia.verify(source)
+    intarsia.convert(source, saved / "mixture", to="hf")
+    config = json.loads((saved / "mixture/config.json").read_text())
+    assert (config["model_type"], config["num_local_experts"]) == ("mixtral", 3)
+    assert config["intermediate_size"] == 20
+    assert intarsia.verify(source, saved / "mixture")

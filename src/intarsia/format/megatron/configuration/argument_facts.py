@@ -38,6 +38,8 @@ def facts_of(args: Arguments) -> dict[str, Any]:
         facts.pop("moe_router_group_topk", None)
     if facts.get("moe_router_score_function") == "sigmoid":
         facts.pop("moe_router_pre_softmax", None)
+    if facts.get("moe_router_load_balancing_type") != "sinkhorn":
+        facts.pop("moe_router_load_balancing_type", None)  # the others change only the loss
     latent = args.get("multi_latent_attention") is True
     if latent and "q_lora_rank" in args:
         facts.setdefault("q_lora_rank", None)

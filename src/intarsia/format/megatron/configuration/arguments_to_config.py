@@ -13,20 +13,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from intarsia.errors import FormatError, few
-from intarsia.family import MAX_LAYERS, table_for
 from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.megatron.common import whole
 from intarsia.format.megatron.configuration.argument_facts import facts_of, stretching_is_in_doubt
 from intarsia.format.megatron.configuration.argument_table import ROWS, UNSAID, YARN
 from intarsia.format.megatron.configuration.config_to_arguments import LLAMA3
 from intarsia.format.megatron.configuration.contradictions import disagreements, disproved
-from intarsia.format.megatron.fsdp_dtensor.keys import spellings
-from intarsia.format.megatron.keys import DIALECTS, Key, is_megatron_name
-from intarsia.format.megatron.optimizer.buffers import is_bucket
-from intarsia.format.megatron.optimizer.state_tensors import state_of
+from intarsia.format.megatron.configuration.stored_model import StoredModel
 from intarsia.format.torch_file.plain import plain
 from intarsia.frozen import frozen_open
-from intarsia.mesh import Shape
 
 Config = dict[str, Any]
 
@@ -39,57 +34,6 @@ _ARCHITECTURES = {
     "mixtral": "MixtralForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
 }
-
-
-class _Seen:
-    """The shapes of a checkpoint's tensors, one layer's each, and the layers that have them."""
-
-    def __init__(self, metadata: Metadata) -> None:
-        self.shapes: dict[str, Shape] = {}
-        self.layers: dict[str, set[int]] = {}
-        self.names: dict[str, str] = {}
-        self.dtype = next(
-            (t.dtype.torch for t in metadata.tensors.values() if t.dtype.floating), ""
-        )
-        for record in metadata.tensors.values():
-            if state_of(record.name) is not None or is_bucket(record.name):
-                continue
-            key = Key.parse(record.name)
-            if key.layer is not None:
-                self.layers.setdefault(key.rest, set()).add(key.layer)
-            elif key.stacked:
-                if not record.shape or record.shape[0] > MAX_LAYERS:
-                    raise FormatError(
-                        f"`{record.name}` {list(record.shape)} stacks no layers, or more than"
-                        f" {MAX_LAYERS:,}",
-                        tensors=(record.name,),
-                    )
-                self.layers.setdefault(key.rest, set()).update(range(record.shape[0]))
-            self.shapes.setdefault(key.rest, record.shape[1:] if key.stacked else record.shape)
-            self.names.setdefault(key.kind, record.name)
-
-    def has(self, *words: str) -> bool:
-        return any(word in kind for kind in self.names for word in words)
-
-    def shape(self, ending: str) -> Shape:
-        return next((s for rest, s in self.shapes.items() if rest.endswith(ending)), ())
-
-    def strange_to(self, config: Config) -> list[str]:
-        """The tensors of Megatron's language models that a model of this configuration does not have."""
-        table = table_for(config)
-        dialects = table.dialects if table else {}
-        known = {Key.parse(name).kind for x in DIALECTS.values() for name in dialects.get(x, ())}
-        return [
-            name for kind, name in self.names.items()
-            if known.isdisjoint(spellings(kind)) and (is_megatron_name(name) or Key.parse(name).head)
-        ]  # fmt: skip
-
-    @property
-    def gated(self) -> bool:
-        """Whether the first projection of an MLP or an expert has another width than the second takes."""
-        names = [rest for rest in self.shapes if rest.endswith("linear_fc1.weight")]
-        pairs = [(self.shapes[n], self.shapes.get(n.replace("fc1", "fc2"))) for n in names]
-        return not any(one and two and one[-2:-1] == two[-1:] for one, two in pairs)
 
 
 @frozen_open
@@ -105,7 +49,7 @@ def config_from_arguments(args: Mapping[str, Any], metadata: Metadata) -> MadeCo
     """A hub configuration of the stored model; none where its family is not known."""
     notes: list[str] = []
     try:
-        seen = _Seen(metadata)
+        seen = StoredModel(metadata)
         config = _config(args, seen, notes)
     except (ArithmeticError, LookupError, StopIteration, ValueError) as error:
         raise FormatError(
@@ -134,8 +78,10 @@ _TAKEN = ("norm_epsilon", "rotary_base", "rotary_percent", "rope_scaling")
 """What a configuration takes from arguments that no tensor bears out."""
 
 
-def _config(args: Mapping[str, Any], seen: _Seen, notes: list[str]) -> Config | None:
-    heads, family, facts = whole(args, "num_attention_heads"), _family(seen), facts_of(args)
+def _config(args: Mapping[str, Any], seen: StoredModel, notes: list[str]) -> Config | None:
+    heads, family, facts = whole(args, "num_attention_heads"), _family(args, seen), facts_of(args)
+    if any(args.get(name) for name in _OF_NO_FAMILY):
+        return None
     if facts.get("activation", "gelu") in ("gelu", "squared_relu") and not seen.gated:
         return None
     embedding, qkv = seen.shape("word_embeddings.weight"), seen.shape("linear_qkv.weight")
@@ -208,13 +154,25 @@ def _rotation(facts: Mapping[str, Any]) -> dict[str, Any]:
     return rope
 
 
-def _family(seen: _Seen) -> str | None:
-    """The hub family that stores such tensors, where there is but one."""
+_OF_NO_FAMILY = (
+    "moe_mlp_glu_interleave_size", "moe_shared_expert_glu_interleave_size",
+    "heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json",
+)  # fmt: skip
+"""Arguments with which tensors of the usual names are not a family's: gate and up rows alternate, layers are unlike."""
+
+
+def _family(args: Mapping[str, Any], seen: StoredModel) -> str | None:
+    """The hub family that stores such tensors, where there is but one.
+
+    What a family must have, and arguments and tensors alike say that the model has not, makes it another's.
+    """
     sparse = seen.has("mlp.router.weight")
     if seen.has("in_proj.", "post_layernorm", "softmax_offset", "linear_proj.bias", "mtp."):
         return None
     if seen.has("linear_kv_down_proj"):
-        return "deepseek_v3" if sparse else None
+        biased = seen.has("expert_bias") or args.get("moe_router_enable_expert_bias") is True
+        normed = seen.has("kv_layernorm", "kv_up_proj.layer_norm") or args.get("qk_layernorm")
+        return "deepseek_v3" if biased and normed and _dense_first(args, seen) else None
     if seen.has("linear_qkv.bias"):
         return None if sparse else "qwen2"
     if seen.has("q_layernorm"):
@@ -226,7 +184,18 @@ def _family(seen: _Seen) -> str | None:
     return "llama"
 
 
-def _latent(config: Config, seen: _Seen) -> None:
+def _dense_first(args: Mapping[str, Any], seen: StoredModel) -> bool:
+    """Whether the layers with experts are the last ones, as arguments have them; else as they are stored."""
+    layers = sorted(
+        {n for rest, held in seen.layers.items() if "mlp.router." in rest for n in held}
+    )
+    said = args.get("moe_layer_freq")
+    if isinstance(said, list):
+        layers = [n for n, sparse in enumerate(said) if sparse]
+    return not layers or layers == [*range(layers[0], layers[-1] + 1)]
+
+
+def _latent(config: Config, seen: StoredModel) -> None:
     heads, down = config["num_attention_heads"], seen.shape("linear_kv_down_proj.weight")
     up = seen.shape("linear_kv_up_proj.weight")
     query = seen.shape("linear_q_up_proj.weight") or seen.shape("linear_q_proj.weight")
@@ -243,7 +212,7 @@ def _latent(config: Config, seen: _Seen) -> None:
     }
 
 
-def _sparse(config: Config, seen: _Seen, args: Mapping[str, Any], family: str) -> None:
+def _sparse(config: Config, seen: StoredModel, args: Mapping[str, Any], family: str) -> None:
     count, inner, _ = seen.shape("experts.experts.linear_fc1.weight") or (0, 0, 0)
     inner //= 2
     config["num_experts_per_tok"] = whole(args, "moe_router_topk") or 2

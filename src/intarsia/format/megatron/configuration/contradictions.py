@@ -81,6 +81,9 @@ def _scale_of(text: Mapping[str, Any], width: int) -> float:
 _NEUTRAL = (
     "window", "no_rope_layers", "activation_func_clamp_value", "glu_linear_offset",
     "attention_output_gate", "qk_l2_norm", "moe_apply_probs_on_input",
+    "apply_residual_connection_post_layernorm", "use_mup", "moe_mlp_glu_interleave_size",
+    "moe_shared_expert_glu_interleave_size", "moe_router_topk_limited_devices",
+    "moe_router_load_balancing_type",
 )  # fmt: skip
 """Facts that a configuration without a word on them denies."""
 
