@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Generic, TypeVar
 
@@ -50,8 +50,13 @@ def share_out(
             advance(nbytes(things[number]))
 
     with ThreadPoolExecutor(workers, "intarsia") as pool:
-        threads = [pool.submit(take_some) for _ in range(min(workers, len(things)))]
+        threads = list[Future[None]]()
         try:
+            with suppress(RuntimeError):  # the system gives no more of them
+                for _ in range(min(workers, len(things))):
+                    threads.append(pool.submit(take_some))
+            if not threads:
+                take_some()
             wait(threads, return_when=FIRST_EXCEPTION)
         finally:
             stop.set()

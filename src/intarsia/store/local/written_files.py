@@ -6,8 +6,8 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,11 +90,16 @@ class WrittenFiles:
             self.failure = self.failure or error
 
     def aside(self, work: Callable[..., object], *arguments: object) -> None:
-        """Have something done on the thread that waits for the disk."""
+        """Have something done on the thread that waits for the disk, or here where the system gives none."""
         with self._lock:
-            if self._flusher is None:
-                self._flusher = ThreadPoolExecutor(1, "intarsia-flush")
-            self._flusher.submit(work, *arguments)
+            flusher = self._flusher or ThreadPoolExecutor(1, "intarsia-flush")
+            try:
+                flusher.submit(work, *arguments)
+                self._flusher = flusher
+                return
+            except RuntimeError:
+                pass
+        work(*arguments)
 
     def settle(self) -> None:
         """Wait for what is being done aside."""
@@ -121,11 +126,19 @@ class WrittenFiles:
                 self._sync_one(file)
             return
         with ThreadPoolExecutor(_SIDE_BY_SIDE, "intarsia-sync") as pool:
+            begun = list[Future[None]]()
             try:
-                for done in [pool.submit(self._sync_one, file) for file in files]:
+                with suppress(RuntimeError):  # the system gives no more threads
+                    for file in files:
+                        begun.append(pool.submit(self._sync_one, file))
+                for done in begun:
                     done.result()
             finally:
                 pool.shutdown(cancel_futures=True)
+        for file in files[len(begun) :]:
+            self._sync_one(file)
+        if self.failure is not None:  # of one whose thread did not start, and that another took
+            raise self.failure
 
     def _sync_one(self, file: str) -> None:
         self._unsynced.pop(file, None)
