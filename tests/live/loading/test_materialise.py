@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -65,3 +66,19 @@ def test_a_gradient_is_given_memory_with_its_parameter() -> None:
     materialise(model)
     assert model.weight.grad is not None
     assert model.weight.grad.device.type == "cpu"
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, Watched])
+def test_hooks_on_gradients_stay(kind: type[nn.Linear]) -> None:
+    """An optimizer that steps inside of `backward` would never step without its hook."""
+    model = nn.Sequential(kind(3, 3, device="meta"), kind(3, 3, device="meta"))
+    model[1].weight = model[0].weight
+    seen: list[Any] = []
+    model[0].weight.register_post_accumulate_grad_hook(seen.append)
+    handle = model[0].bias.register_hook(lambda grad: seen.append("bias"))
+    materialise(model)
+    model(torch.ones(2, 3)).sum().backward()
+    assert [x if x == "bias" else id(x) for x in seen] == ["bias", id(model[0].weight)]
+    handle.remove()
+    model(torch.ones(2, 3)).sum().backward()
+    assert len(seen) == 3

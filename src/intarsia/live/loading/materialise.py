@@ -45,7 +45,7 @@ def materialise(model: nn.Module, device: Any = None) -> list[str]:
         return []
     had = {id(x) for x in every_tensor(model) if not x.is_meta}
     modules = [*model.modules()]
-    shared, attributes_of = _shared(modules), _attributes(modules)
+    shared, attributes_of, hooks_of = _shared(modules), _attributes(modules), _hooks(modules)
     lasting = {id(x) for module in modules for _, x in own_tensors(module)}
     passing = [(m, k) for _, m, k in passing_buffers(model) if id(m._buffers[k]) not in lasting]
     # Now, while the parameters have no memory that it would have to be hidden.
@@ -68,6 +68,9 @@ def materialise(model: nn.Module, device: Any = None) -> list[str]:
                 held[name] = owner[key]
         for module, name, attributes in attributes_of:
             vars(module._parameters[name]).update(attributes)
+        for module, name, hooks in hooks_of:
+            for kind, found in hooks.items():
+                setattr(module._parameters[name], kind, found)
     made = (x for x in every_tensor(model) if id(x) not in had)
     _given.update((x, x._version) for x in made if not x.is_inference())  # those have no version
     return [name for name, m, k in passing_buffers(model) if m._buffers[k].is_meta]  # type: ignore[union-attr]
@@ -117,4 +120,20 @@ def _attributes(modules: Sequence[nn.Module]) -> list[tuple[nn.Module, str, dict
         for module in modules
         for key, param in module._parameters.items()
         if param is not None and param.is_meta and not is_dtensor(param) and vars(param)
+    ]
+
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+"""What is called with a parameter's gradient; the handles of hooks remove them from these dicts."""
+
+
+def _hooks(modules: Sequence[nn.Module]) -> list[tuple[nn.Module, str, dict[str, Any]]]:
+    """The hooks of parameters on `meta`, by their places."""
+    return [
+        (module, key, hooks)
+        for module in modules
+        for key, param in module._parameters.items()
+        if param is not None
+        and param.is_meta
+        and (hooks := {kind: x for kind in _HOOKS if (x := getattr(param, kind))})
     ]
