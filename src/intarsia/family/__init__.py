@@ -12,7 +12,7 @@ from typing import Any
 from intarsia.errors import FamilyError
 from intarsia.family.config.fields import MAX_LAYERS, Config
 from intarsia.family.rows import Known, Param, Rows
-from intarsia.family.table import Layer, Table
+from intarsia.family.table import DISK, HUB, Layer, Table
 from intarsia.mesh import Shape
 
 Fill = Callable[[Table], None]
@@ -120,12 +120,12 @@ def _table(config: str, zero_centered: bool | None) -> Table:
         fill = import_module(f"intarsia.family.families.{_FILES[table.family]}").fill
     fill(table)
     if table.bare and table.head in table.optional:
-        for dialect in ("hf", "hf-fused"):
+        for dialect in DISK:
             table.respell(f"{dialect}-bare", dialect, table.hf.partition(".")[0] + ".", "")
         table.respell_usual("hf-module", table.module.partition(".")[0] + ".", "")
     answers = any(kind.endswith("ForQuestionAnswering") for kind in table.architectures)
     if answers and table.family in ANSWERING:
-        for dialect in ("hf", "hf-fused", "hf-module"):
+        for dialect in HUB:
             table.respell_usual(dialect, "model.", "transformer.")
     return table
 

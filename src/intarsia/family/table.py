@@ -31,9 +31,10 @@ from intarsia.frozen import frozen
 from intarsia.mesh import Rule, Shape
 from intarsia.value import PLAIN, Value, shifted
 
-DIALECTS = ("hf", "hf-fused", "hf-module", "megatron", "megatron-local")
 DISK = ("hf", "hf-fused")
+HUB = (*DISK, "hf-module")
 MEGATRON = ("megatron", "megatron-local")
+DIALECTS = (*HUB, *MEGATRON)
 
 CLASSIFIERS = (
     "ForMultipleChoice", "ForQuestionAnswering", "ForRewardModel", "ForSequenceClassification",

@@ -8,11 +8,10 @@ the published files, which belong to the element type and not to the layout.
 from __future__ import annotations
 
 from intarsia.family import decoder
-from intarsia.family.table import Layer, Table
+from intarsia.family.table import HUB, Layer, Table
 from intarsia.family.verbs import gated, interleaved, stacked, then, transposed
 from intarsia.mesh import Rule
 
-STORED = ("hf", "hf-fused", "hf-module")
 _TRANSPOSED, _IN_TURN = stacked(then(interleaved, transposed), 2), stacked(interleaved, 2)
 _HALVES, _TURNED, _STACK = stacked(gated, 2), stacked(transposed), stacked()
 """One verb for all layers, so that their rows are made once and renamed."""
@@ -54,5 +53,5 @@ def _experts(at: Layer, count: int) -> None:
         ("down_proj_bias", _STACK, "linear_fc2.bias", _STACK, down_shifts, None, None),
     ):  # fmt: skip
         rule = Rule(ep=0, tp=tp, layer=at.stage)
-        t.store(STORED, f"{at.hf}mlp.experts.{name}", verb, *names, rule=rule)
+        t.store(HUB, f"{at.hf}mlp.experts.{name}", verb, *names, rule=rule)
         at.fused(f"mlp.experts.experts.{to}", kept, *names, ep=0, tp=to_tp)

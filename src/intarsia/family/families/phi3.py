@@ -6,11 +6,9 @@ The logical tensors are the parts.
 from __future__ import annotations
 
 from intarsia.family import decoder
-from intarsia.family.table import Layer, Table
+from intarsia.family.table import HUB, Layer, Table
 from intarsia.family.verbs import Verb, by_group, gated, joined
 from intarsia.mesh import Rule
-
-STORED = ("hf", "hf-fused", "hf-module")
 
 
 def fill(t: Table) -> None:
@@ -36,5 +34,5 @@ def _joined(
     t, hidden = at.table, at.table.number("hidden_size")
     parts = [t.tensor(f"{at.hf}{part}.{x}.weight", n, hidden) for x, n in rows.items()]
     rule = Rule(tp=0, layer=at.stage)
-    t.store(STORED, f"{at.hf}{part}.{name}.weight", joined, *parts, rule=rule)
+    t.store(HUB, f"{at.hf}{part}.{name}.weight", joined, *parts, rule=rule)
     at.fused(f"{megatron}.weight", verb, *parts, tp=0)

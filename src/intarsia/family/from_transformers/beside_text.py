@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from intarsia.errors import FamilyError, few
 from intarsia.family.config.fields import Config
 from intarsia.family.rows import Param
-from intarsia.family.table import Table
+from intarsia.family.table import HUB, Table
 from intarsia.state.names import is_state, like, parameter_of
 
 
@@ -20,7 +20,7 @@ def respelled(
     """The rows beside the text part in a dialect; `names` are all that the checkpoint stores."""
     held = list(rest)
     beside = [row for row in held if not is_state(row.name)]
-    if not table.wrapped or not beside or dialect not in ("hf", "hf-fused", "hf-module"):
+    if not table.wrapped or not beside or dialect not in HUB:
         return held
     hub, module = table.dialects["hf"], table.dialects["hf-module"]
     stored = list(names)

@@ -20,7 +20,7 @@ from intarsia.errors import FamilyError
 from intarsia.family.config.fields import Config
 from intarsia.family.from_transformers.operations import OPERATIONS, Parts, Task, one
 from intarsia.family.from_transformers.skeleton import Skeleton
-from intarsia.family.table import DISK, Table
+from intarsia.family.table import DISK, HUB, Table
 from intarsia.layout import Layout
 from intarsia.mesh import Rule, Shape
 
@@ -39,7 +39,7 @@ def table(config: Config, stored: Mapping[str, Shape] | None = None) -> Table:
         rule, names = _rule(layout.shape), layout.tensors
         if name in model.tied and name not in shapes and len(names) == 1:
             out.tie(out.tensor(name, *layout.shape), to=names[0])
-            out.store((*DISK, "hf-module"), name, None, name, rule=rule)
+            out.store(HUB, name, None, name, rule=rule)
             continue
         out.store(("hf-module",), name, lambda *_, x=layout: x, *names, rule=rule)
     return out
