@@ -231,7 +231,7 @@ def test_two_declarations_that_differ_declare_nothing() -> None:
     }
     scheme = scheme_of(config)
     assert scheme is not None
-    assert scheme.several
+    assert (scheme.method, scheme.bits) == ("fp8 and awq", 0)
 
 
 @pytest.mark.parametrize("names", permutations(["a.weight", "a.weight_packed", "a.weight_scale"]))
@@ -259,3 +259,14 @@ def test_both_kinds_of_fp8_without_scales_are_named() -> None:
     stored = {f"{k}.weight": torch.ones(2, 2).to(kind) for k, kind in enumerate(kinds)}
     (note,) = find_quantised(headers(stored), None).notes
     assert note.startswith("2 tensors are F8_E4M3 or F8_E5M2 without scales")
+
+
+@pytest.mark.parametrize("codes", ["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2fnuz", "int8"])
+@pytest.mark.parametrize("name", ["a.codes", "a.weight"])
+def test_parts_of_an_unknown_scheme_are_one_weight_in_every_type_of_codes(
+    name: str, codes: str
+) -> None:
+    tensors = {name: torch.zeros(4, 4).to(getattr(torch, codes)), "a.factors": torch.ones(4)}
+    found = find_quantised(headers(tensors), {"quantization_config": {"quant_method": "other"}})
+    assert [[p.name for p in w.parts] for w in found.weights] == [[name, "a.factors"]]
+    assert not any("no configuration says" in note for note in found.notes)

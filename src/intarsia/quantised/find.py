@@ -2,7 +2,7 @@
 
 A tensor is a part of a weight where its name is the weight's with a word that a scheme adds, and the
 weight itself is stored in an element type of quantised numbers.  Schemes that are declared and not
-known here are taken by module: every tensor beside integers belongs to them.
+known here are taken by module: every tensor beside codes belongs to them.
 """
 
 from __future__ import annotations
@@ -87,10 +87,13 @@ def find_quantised(
         if claim.sure or is_sure_of(claim, scheme)
     ]
     weights = Quantised(tuple(found), order=tuple(order))
-    modules = Quantised.of(_by_module(tensors, taken, scheme))
     faults = [*faults_of_parts(tensors, weights, bare, loose, scheme)]
     faulty = {name for fault in faults for name in fault.tensors}
     lone = [p for p in bare if p.name not in faulty]
+    if scheme is not None and scheme.method not in KNOWN:
+        taken -= {p.name for p in lone}
+    modules = Quantised.of(_by_module(tensors, taken, scheme))
+    lone = [p for p in lone if p.name not in modules.by_part]
     alike = (*weights.alike, *modules.alike)
     more = (len(weights.alike) + kind for kind in modules.order)
     return Quantised(alike, tuple(faults), tuple(_notes(alike, lone, scheme)), (*order, *more))
@@ -167,20 +170,20 @@ def _weight(of: str, main: Part, others: tuple[Part, ...], scheme: Scheme | None
 def _by_module(
     tensors: Tensors, taken: set[str], scheme: Scheme | None
 ) -> Iterator[QuantisedWeight]:
-    """Weights of which a declared scheme leaves no known word: all tensors of modules with integers.
+    """Weights of which a declared scheme leaves no known word: all tensors of modules with codes.
 
     Where the scheme is known, only modules that have no weight at all.
     """
     if scheme is None:
         return
-    known = scheme.method in KNOWN and not scheme.several
+    known = scheme.method in KNOWN
     modules: dict[str, list[str]] = {}
     for name in tensors:
         if name not in taken:
             module, _, leaf = name.rpartition(".")
             if module and leaf != "bias":
                 modules.setdefault(module, []).append(name)
-    types = (*_INTEGERS, "F8_E4M3", "F8_E5M2")
+    types = {x for x in {t.dtype.name for t in tensors.values()} if _holds_codes(x)}
     codes = {
         m: [n for n in names if tensors[n].dtype.name in types] for m, names in modules.items()
     }

@@ -20,8 +20,8 @@ class Scheme:
 
     `per` is what one scale is for: "tensor", "channel", "group", "block", or "" where nothing
     says; `block` are the rows and columns of a block.  `loose` says that weights may be stored
-    in full precision beside their scales, `several` that two declarations contradict each other.
-    `ways` are the ways of some weights each, in words, where they are not all quantised alike.
+    in full precision beside their scales.  `ways` are the ways of some weights each, in words,
+    where they are not all quantised alike.
     """
 
     method: str
@@ -32,7 +32,6 @@ class Scheme:
     bits: int = 0
     symmetric: bool = True
     loose: bool = False
-    several: bool = False
     ways: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -58,7 +57,7 @@ def scheme_of(config: Config | None, modelopt: Config | None = None) -> Scheme |
         if isinstance(inner, Mapping) and inner.get("quant_algo"):
             found = [_modelopt(inner)]
     if len(found) > 1:
-        return Scheme(" and ".join(s.method for s in found), several=True)
+        return Scheme(" and ".join(s.method for s in found))
     return found[0] if found else None
 
 
