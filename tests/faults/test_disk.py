@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from intarsia.store.writing.staging import Staging
 from tests.budgets import in_steps_of
 from tests.checkpoints import (
     assert_same,
+    environment,
     files_of,
     leftovers,
     llama_config,
@@ -256,3 +258,15 @@ class Plenty:
     """Stands for the answer of a disk with room."""
 
     free = 1 << 60
+
+
+def test_a_file_longer_than_may_be_is_told_with_what_to_do(src: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -f 8; exec "$0" -m intarsia convert "$1" "$2" --to dcp', sys.executable, src,
+         tmp_path / "out"],
+        capture_output=True, text=True, env=environment(), timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert ".distcp: File too large" in done.stderr
+    assert "hint: raise the limit of a file's length (`ulimit -f`), or choose" in done.stderr
+    assert not leftovers(tmp_path)

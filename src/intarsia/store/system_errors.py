@@ -54,6 +54,11 @@ class errors_naming:
             hint = "free some space or choose another destination; nothing was committed"
         elif error.errno in _FORBIDDEN:
             hint = "choose a destination that you may write to"
+        elif error.errno == errno.EFBIG:
+            hint = (
+                "raise the limit of a file's length (`ulimit -f`), or choose another destination"
+                " or a smaller --max-shard-size"
+            )
         elif error.errno in _TAKEN:
             hint = "something is there already, or a part of the path is no folder: choose another"
         raise StoreError(
