@@ -11,6 +11,9 @@ import pytest
 from intarsia.errors import UsageError
 from intarsia.store.address import Address, named
 from intarsia.store.reading.lookup import given
+from intarsia.store.registry import register
+from intarsia.store.writing.staging import Staging
+from tests.store.memory_store import MemoryStore
 
 
 def test_a_url_has_a_parent_a_name_and_what_lies_below_it() -> None:
@@ -82,3 +85,11 @@ def test_a_url_that_became_a_path_is_not_a_local_folder(path: str | PurePath) ->
         given(path)
     for local in (Path("/a/s3:/x"), "C:/x", "run:", "a/s3:/x"):
         assert given(local) == Path(local)
+
+
+@pytest.mark.parametrize("place", ["/", "//", "memory://"])
+def test_the_root_of_a_store_is_no_destination(place: str) -> None:
+    """What is written lies beside its destination first, and beside a root is nothing."""
+    register("memory", MemoryStore())
+    with pytest.raises(UsageError, match=r"is the root of its store[\s\S]*a folder inside it"):
+        Staging(place)

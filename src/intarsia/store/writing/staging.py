@@ -53,6 +53,11 @@ class Staging:
         alone: bool = True,
     ) -> None:
         self.destination = absolute(given(destination))
+        if len(self.destination.parts) < 2:
+            raise UsageError(
+                f"{self.destination} is the root of its store, and cannot be replaced",
+                hint="give a folder inside it",
+            )
         self.store = store_of(self.destination)
         if not alone and not self.store.shared:
             raise UsageError(
