@@ -148,6 +148,14 @@ def test_biases_that_a_model_of_megatron_would_lose_are_reported(
     assert all(f"biases of {alone} alone" in note for note in found)
 
 
+def test_biases_that_a_model_of_megatron_would_ask_for_are_reported(tmp_path: Path) -> None:
+    biases = {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True}
+    config = CASES["seed_oss"] | biases
+    src = write_hf(tmp_path / "hf", weights(config), config, 1)
+    notes = intarsia.plan(src, to="torch_dist").notes
+    assert any("without those of queries, keys and values" in note for note in notes)
+
+
 ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default", "rope_theta": 77.0},
     "linear": {"rope_type": "linear", "rope_theta": 77.0, "factor": 4.0},
@@ -206,6 +214,10 @@ def test_a_window_and_a_router_survive_too(tmp_path: Path) -> None:
         ({"window_size": (7, 0), "window_attn_skip_freq": 2}, "window="),
         ({"qk_l2_norm": True}, "qk_l2_norm=True"),
         ({"rotary_percent": 0.5}, "rotary_percent=0.5"),
+        (
+            {"use_rope_scaling": True, "rope_scaling_factor": 32.0},
+            r"rope_scaling=\('llama3', 32.0\)",
+        ),
         ({"rotary_seq_len_interpolation_factor": 4}, r"rope_scaling=\('linear', 4\)"),
     ],
 )

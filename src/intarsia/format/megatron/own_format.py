@@ -114,10 +114,16 @@ class MegatronFormat(Archives):
                 f"Megatron's arguments cannot express {listed}: config.json keeps it, and"
                 " Megatron's model must be built with it"
             )
-        out, inner = (
+        into, out, inner = (
             any(name.endswith(end) for name in src.logical)
-            for end in ("o_proj.bias", "down_proj.bias")
+            for end in ("q_proj.bias", "o_proj.bias", "down_proj.bias")
         )
+        if out and inner and not into:
+            yield (
+                "Megatron's arguments cannot express biases of attention's output and the MLP without those of"
+                " queries, keys and values: a model that is built from them asks for these, so Megatron's"
+                " model must be built for them"
+            )
         if out != inner:
             yield (
                 "Megatron's arguments cannot express biases of"

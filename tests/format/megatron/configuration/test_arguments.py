@@ -170,6 +170,36 @@ def test_a_yarn_rotation_is_read_as_megatrons_parser_stores_it(
     assert not disagreements(arguments_for(config, Mesh(), PLAIN, False), config)
 
 
+def test_a_scale_of_attention_is_listed_unless_it_is_the_usual_one() -> None:
+    for unusual in ({}, {"attention_multiplier": 1.0}, {"attention_multiplier": 0.3}):
+        found = arguments_of_config(of("granite", DENSE, **unusual)).unsaid
+        assert found == {"attention_multiplier": unusual.get("attention_multiplier", 1.0)}
+    usual = CASES["granite"]["head_dim"] ** -0.5
+    assert not arguments_of_config(of("granite", DENSE, attention_multiplier=usual)).unsaid
+
+
+def test_a_factor_that_megatrons_scripts_do_not_heed_is_listed_and_in_doubt() -> None:
+    """They build a model for `--use-rope-scaling` with a factor of 8, whatever the argument says."""
+
+    def by(factor: float) -> dict[str, Any]:
+        return CASES["llama"] | {"rope_parameters": {"rope_type": "llama3", "factor": factor}}
+
+    assert not arguments_of_config(by(8.0)).unsaid
+    assert arguments_of_config(by(32.0)).unsaid.keys() == {"rope_parameters"}
+    parsed = {
+        "position_embedding_type": "rope",
+        "use_rope_scaling": True,
+        "rope_scaling_factor": 32.0,
+    }
+    bridge = {"position_embedding_type": "rope", "rope_scaling": True, "rope_scaling_factor": 32.0}
+    for args, factor, same in (
+        (parsed, 32.0, True), (parsed, 8.0, True), (parsed, 16.0, False),
+        (bridge, 32.0, True), (bridge, 8.0, False),
+    ):  # fmt: skip
+        assert ("rope_scaling" not in {c.field for c in disagreements(args, by(factor))}) == same
+    assert not disagreements(arguments_for(by(32.0), Mesh(), PLAIN, False), by(32.0))
+
+
 def test_a_stretched_rotation_is_in_doubt_by_the_argument_that_megatron_may_not_heed() -> None:
     """Megatron-LM up to 0.18 builds its model without it; Bridge's own field is heeded."""
     default = CASES["llama"]

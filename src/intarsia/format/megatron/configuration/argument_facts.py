@@ -7,6 +7,7 @@ from typing import Any
 
 from intarsia.family import MAX_LAYERS
 from intarsia.format.megatron.configuration.argument_table import (
+    HEEDED,
     LATENT_YARN,
     PARSED_YARN,
     ROPE,
@@ -62,9 +63,16 @@ def facts_of(args: Arguments) -> dict[str, Any]:
     return facts
 
 
-def stretching_is_in_doubt(args: Arguments) -> bool:
-    """Whether Megatron-LM may not have heeded how far its arguments stretch the rotation."""
-    return bool(args.get(STRETCHED)) and ROPE not in (args.get(UNSAID) or ())
+def unheeded_scaling(args: Arguments) -> tuple[Any, ...] | None:
+    """The rotation that a model has if Megatron-LM did not heed how far its arguments scale it; None where that is no question.
+
+    Of `--use-rope-scaling` its scripts heed no factor but 8, and of STRETCHED nothing up to 0.18.
+    """
+    if ROPE in (args.get(UNSAID) or ()):
+        return None
+    if args.get("use_rope_scaling") and args.get("rope_scaling_factor") not in (None, HEEDED):
+        return ("llama3", HEEDED)
+    return ("default",) if args.get(STRETCHED) else None
 
 
 def _said_scaling(args: Arguments, latent: bool) -> tuple[Any, ...] | None:

@@ -22,6 +22,10 @@ STRETCHED = "rotary_seq_len_interpolation_factor"
 """An argument that Megatron-LM up to 0.18 has and builds its model without: whether it holds is in doubt."""
 
 
+HEEDED = 8.0
+"""The factor with which Megatron-LM's scripts build a model for `--use-rope-scaling`, whatever `--rope-scaling-factor` says."""
+
+
 ROPE, ACTIVATION, GROUPS = "rope_parameters", "hidden_act", "n_group"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isclose
 from typing import Any
 
 from intarsia.errors import FamilyError
@@ -17,6 +18,7 @@ from intarsia.family.config.meaning import meaning_of, sizes_of
 from intarsia.format.megatron.configuration.argument_table import (
     ACTIVATION,
     GROUPS,
+    HEEDED,
     LATENT_YARN,
     ROPE,
     ROWS,
@@ -43,7 +45,7 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positio
 
 
 _UNSAYABLE = {
-    "attention_multiplier": 1.0, "attn_logit_softcapping": None, "clip_qkv": None,
+    "attn_logit_softcapping": None, "clip_qkv": None,
     "embedding_multiplier": 1.0, "final_logit_softcapping": None, "logits_scaling": 1.0,
     "residual_multiplier": 1.0, "swiglu_alpha": 1.702, "use_bidirectional_attention": False, "attention_chunk_size": None,
 }  # fmt: skip
@@ -76,6 +78,10 @@ def arguments_of_config(config: Mapping[str, Any]) -> Said:
     scalar, width = text.get("query_pre_attn_scalar"), said.args.get("kv_channels")
     if scalar is not None and scalar != width:
         said.unsaid["query_pre_attn_scalar"] = scalar
+    scale = text.get("attention_multiplier", 1.0 if family == "granite" else None)
+    as_usual = isinstance(scale, int | float) and width and isclose(scale, width**-0.5)
+    if scale is not None and not as_usual:
+        said.unsaid["attention_multiplier"] = scale
     return said
 
 
@@ -172,6 +178,8 @@ def _scaling(said: Said, rope: Mapping[str, Any]) -> None:
     factor = rope.get("factor")
     if kind == "llama3" and all(rope.get(k, v) == v for k, v in LLAMA3.items()):
         args |= {"use_rope_scaling": True, "rope_scaling_factor": factor}
+        if factor != HEEDED:
+            said.unsaid[ROPE] = _rope_but_base(rope)
     elif kind == "linear" and (
         isinstance(factor, int) or (isinstance(factor, float) and factor.is_integer())
     ):

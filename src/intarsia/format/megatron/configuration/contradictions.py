@@ -8,13 +8,12 @@ from typing import Any
 
 from intarsia.errors import FamilyError
 from intarsia.family.config.meaning import Contradiction, meaning_of
-from intarsia.format.megatron.configuration.argument_facts import facts_of, stretching_is_in_doubt
+from intarsia.format.megatron.configuration.argument_facts import facts_of, unheeded_scaling
 from intarsia.format.megatron.configuration.argument_table import (
     ACTIVATION,
     GROUPS,
     ROPE,
     ROWS,
-    STRETCHED,
     UNSAID,
     Arguments,
 )
@@ -34,12 +33,12 @@ def disagreements(args: Arguments, config: Mapping[str, Any]) -> list[Contradict
         given["activation"] = f"gated {said.unsaid[ACTIVATION]}"
         if stored.get("activation") not in ("swiglu", "quick_geglu", "squared_relu"):
             del given["activation"]
-    if ROPE in said.unsaid and STRETCHED not in said.args:
+    if ROPE in said.unsaid and given.get("rope_scaling", ("default",)) == ("default",):
         given["rope_scaling"] = said.unsaid[ROPE]
         if stored.get("rope_scaling") == ("default",):
             del given["rope_scaling"]
-    if stretching_is_in_doubt(args) and given.get("rope_scaling") == ("default",):
-        del given["rope_scaling"]
+    if given.get("rope_scaling") == unheeded_scaling(args):
+        given.pop("rope_scaling", None)
     if GROUPS in said.unsaid and GROUPS not in (args.get(UNSAID) or ()):
         given["moe_router_num_groups"] = (
             f"{said.unsaid[GROUPS]}, each ranked by its two best experts"
