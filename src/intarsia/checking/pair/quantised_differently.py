@@ -10,7 +10,7 @@ from intarsia.planning.manifest import Manifest
 from intarsia.quantised import QuantisedWeight
 
 _MAY_BE_UNSAID = ("format", "per", "bits")
-_DECIDING = ("method", "block", "group", "symmetric", "several", "ways", *_MAY_BE_UNSAID)
+_DECIDING = ("method", "block", "group", "symmetric", "ways", *_MAY_BE_UNSAID)
 """What a scheme says that decides which numbers codes are."""
 
 
