@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 import intarsia
 from intarsia.errors import IntarsiaError
@@ -127,3 +129,27 @@ def test_a_state_of_another_shape_is_refused_for_shards(tmp_path: Path) -> None:
         assert "has shape [5]" in found
         assert "plain parameters only" in found
     assert not (tmp_path / "factors").exists()
+
+
+def a_single_number(folder: Path) -> tuple[set[str], set[str]]:
+    """The states of a replicated parameter without axes that are DTensors, before and after."""
+    mesh = init_device_mesh("cpu", (2,))
+    found = []
+    for number in (1.5, 0.25):
+        whole = distribute_tensor(torch.tensor(number), mesh, [Replicate()])
+        model = torch.nn.ParameterDict({"scale": torch.nn.Parameter(whole)})
+        optimizer = torch.optim.NAdam(model.parameters(), foreach=False)
+        if not found:
+            model["scale"].square().full_tensor().backward()
+            optimizer.step()
+            intarsia.save(folder / "number", model, optimizer)
+        else:
+            intarsia.load(folder / "number", model, optimizer)
+        state = optimizer.state[model["scale"]]
+        found.append({kind for kind, x in state.items() if isinstance(x, DTensor)})
+    return found[0], found[1]
+
+
+def test_counters_of_a_single_number_are_plain_numbers(tmp_path: Path) -> None:
+    for before, after in on_ranks(2, a_single_number, tmp_path):
+        assert before == after == {"exp_avg", "exp_avg_sq"}

@@ -35,6 +35,9 @@ _KINDS = {
 }
 
 
+NUMBERS = frozenset({"step", "mu_product", "eta", "mu"})
+"""Kinds of state that are one number, also of a parameter that is one number itself."""
+
 # What a class keeps beside that with a setting, and does not make again for a parameter that has state.
 _ASKED = {
     "Adam": {"amsgrad": "max_exp_avg_sq"},

@@ -21,7 +21,7 @@ from intarsia.format.optimizer_state.parameter_groups import Groups
 from intarsia.layout import Layout
 from intarsia.live.model.holding import Holding, is_dtensor, is_present, memory_of
 from intarsia.live.model.names import modules_in
-from intarsia.live.optimizer.classes import check_kinds, is_torchs, keeps_shape
+from intarsia.live.optimizer.classes import NUMBERS, check_kinds, is_torchs, keeps_shape
 from intarsia.live.optimizer.named import NamedOptimizer
 from intarsia.live.optimizer.several import check_shared, each_of, held_by
 from intarsia.live.optimizer.stepped import Stepped
@@ -146,7 +146,8 @@ def state_to_fill(
             assert row is not None
             logical = tuple(map(of_kind(kind), names))
             stored = getattr(torch, manifest.logical[logical[0]].dtype.torch)
-            if all(manifest.logical[n].shape == () for n in logical) and each.param.dim():
+            number = each.param.dim() or kind in NUMBERS
+            if number and all(manifest.logical[n].shape == () for n in logical):
                 state[kind] = _counter(old.get(kind), stored, each, optimizer.held)
                 out.counters.append((state[kind], logical))
                 continue
