@@ -127,6 +127,25 @@ def test_what_megatrons_common_state_says_of_a_mesh_is_no_difference(tmp_path: P
     assert said.text.endswith("0.25 in B")
 
 
+@pytest.mark.parametrize("to", ["torch_dist", "fsdp_dtensor"])
+@pytest.mark.parametrize("counter", ["consumed_train_samples", "skipped_train_samples"])
+def test_the_data_that_megatrons_run_has_read_is_a_difference(
+    counter: str, to: str, tmp_path: Path
+) -> None:
+    hub = write_hf(tmp_path / "hf", model(CONFIG), CONFIG, 1)
+    for name, samples in (("a", 70), ("b", 80)):
+        intarsia.convert(hub, tmp_path / "td", to="torch_dist", overwrite=True)
+        (file,) = (tmp_path / "td").glob("iter_*/common.pt")
+        torch.serialization.add_safe_globals([Namespace])
+        state = torch.load(file, weights_only=True)
+        setattr(state["args"], counter, samples)
+        torch.save(state, file)
+        intarsia.convert(tmp_path / "td", tmp_path / name, to=to)
+    found = intarsia.verify(tmp_path / "a", tmp_path / "b")
+    assert not found.equal
+    assert {x.text for x in found.beside if x.counts} == {"70 in A, 80 in B"}
+
+
 def test_what_megatron_fsdp_says_of_groups_is_no_difference_where_settings_are_compared(
     tmp_path: Path,
 ) -> None:

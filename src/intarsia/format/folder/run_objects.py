@@ -19,6 +19,9 @@ ARGUMENTS = "args"
 _RUN = ("iteration", SCHEDULER, "num_floating_point_operations_so_far")
 """What the common state says of a run; the rest of it depends on the mesh."""
 
+_DATA = ("consumed_", "skipped_")
+"""How the counters of the data that a run has read begin, which are among its arguments."""
+
 
 def run_objects(names: Collection[str]) -> set[str]:
     """The objects of these names that are the frame of a run."""
@@ -38,7 +41,7 @@ def is_settings(name: str) -> bool:
 
 def is_of_the_run(key: Any, x: Any, y: Any) -> bool:
     """Whether a setting counts what a run did, in one of two objects at least."""
-    counted = key in _RUN or str(key).startswith("consumed_")
+    counted = key in _RUN or str(key).removeprefix(f"{ARGUMENTS}.").startswith(_DATA)
     start = (None, 0, 1) if key == "iteration" else (None, 0)  # Megatron's first iteration is 1
     return counted and not (x in start and y in start)
 
