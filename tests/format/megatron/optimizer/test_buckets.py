@@ -11,9 +11,9 @@ import pytest
 
 from intarsia.dtypes import DType, dtype_named
 from intarsia.errors import FormatError
-from intarsia.family import Table, table_for
+from intarsia.family import Param, Table, table_for
 from intarsia.format.dcp.metadata import TensorRecord
-from intarsia.format.megatron.keys import Key, experts_of
+from intarsia.format.megatron.keys import Key, experts_of, half_of
 from intarsia.format.megatron.optimizer.buckets import read_buckets
 from intarsia.format.megatron.optimizer.buffers import is_bucket
 from intarsia.format.registry import FORMATS
@@ -357,7 +357,29 @@ def test_projections_of_several_components() -> None:
     for t in range(2):
         every = FIRST + layers_of(names, range(4)) + LAST
         disk.save(GROUP.format(t, 0), [local(n, t) for n in every])
-    check(disk.read(list(source.stored.values())), source)
+    stored = list(source.stored.values())
+    # Ranks that save in turns list the tensors in any order.
+    for model in (stored, stored[::-1], sorted(stored, key=lambda s: s.name)):
+        check(disk.read(model), source)
+
+
+@pytest.mark.parametrize("order", ["wv", "vw"])
+def test_halves_that_are_stored_apart(order: str) -> None:
+    source = Source(case("qwen3"), "megatron", 2, 2)
+    norm = "mlp.linear_fc1.layer_norm_weight"
+    names = [*TE[:-2], norm, *DENSE_MLP]
+    disk = Disk()
+    for t in range(2):
+        every = FIRST + layers_of(names, range(4)) + LAST
+        disk.save(GROUP.format(t, 0), [source.local(n, t) for n in every])
+    model: list[Stored] = []
+    for s in source.stored.values():
+        row = Param(s.name, s.layout, s.rule, s.value)
+        halves = order if s.name.endswith("fc1.weight") else ""
+        apart = {f"{s.name}_{x}": half_of(row, "wv".index(x)).layout for x in halves}
+        model += [replace(s, name=n, layout=x) for n, x in (apart or {s.name: s.layout}).items()]
+    assert len(model) == len(source.stored) + 4
+    check(disk.read(model), source)
 
 
 def test_buffers_of_several_types() -> None:

@@ -2,7 +2,8 @@
 
 The names on disk do not tell everything: with Megatron's local layer specification a norm that
 is stored as `linear_qkv.layer_norm_weight` is a module of its own before the attention, and
-several tensors on disk may be one parameter in memory (`in_proj.weight.query`, ...).
+several tensors on disk may be one parameter in memory (`in_proj.weight.query`, ..., and the halves
+`linear_fc1.weight_w` and `_v` where they are stored apart).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import product
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from intarsia.family import Param
@@ -30,7 +32,12 @@ _MODULES = (
 )  # fmt: skip
 _LEAVES = ("layer_norm_weight", "layer_norm_bias", "weight", "bias")
 _TOP = ("embedding", "decoder.layers.", "decoder.", "mtp.", "output_layer")
-_COMPONENT = re.compile(r"^(?P<whole>.+\.(?:in_proj|conv1d)\.(?:weight|bias))\.\w+$")
+_PARTS = ("query", "key", "value", "z", "beta", "alpha", "w", "v")
+"""The tensors that are one parameter, in their order in memory: on disk they may be listed in any."""
+
+_COMPONENT = re.compile(
+    rf"^(?P<whole>.+\.(?:in_proj|conv1d|linear_fc1)\.(?:weight|bias))[._](?P<part>{'|'.join(_PARTS)})$"
+)
 _GATED = ("linear_fc1.weight", "linear_fc1.bias")
 _DOWN = ("linear_q_down_proj.weight", "linear_kv_down_proj.weight")
 _BUFFERS = ("expert_bias",)
@@ -63,13 +70,15 @@ class Parameter:
 
 def parameters_of(rows: Sequence[Param], spec: Spec) -> list[Parameter]:
     """The parameters that the rows of a model are in memory, in their order."""
-    merged: dict[str, list[Param]] = {}
+    merged: dict[str, list[tuple[int, Param]]] = {}
     for row in rows:
         if not row.name.endswith(_BUFFERS):
-            component = _COMPONENT.match(row.name)
-            merged.setdefault(component["whole"] if component else row.name, []).append(row)
-    found = [_parameter(name, held, spec) for name, held in merged.items()]
-    return sorted(found, key=lambda p: _place(p.name, spec))
+            found = _COMPONENT.match(row.name)
+            whole, place = (found["whole"], _PARTS.index(found["part"])) if found else (row.name, 0)
+            merged.setdefault(whole, []).append((place, row))
+    ordered = {n: [row for _, row in sorted(x, key=itemgetter(0))] for n, x in merged.items()}
+    params = [_parameter(name, held, spec) for name, held in ordered.items()]
+    return sorted(params, key=lambda p: _place(p.name, spec))
 
 
 def _parameter(name: str, rows: list[Param], spec: Spec) -> Parameter:
@@ -78,7 +87,7 @@ def _parameter(name: str, rows: list[Param], spec: Spec) -> Parameter:
         # Without TransformerEngine the low-rank projections are cut like any other.
         rule = Rule(0, layer=rule.layer)
     parts = [row.layout for row in rows]
-    if name.endswith(_GATED) and rule.tp is not None:
+    if name.endswith(_GATED) and rule.tp is not None and len(rows) == 1:
         parts = chunk(parts[0], 2, rule.tp)
     return Parameter(name, parts, rule, rows[0].value)
 
