@@ -28,7 +28,7 @@ _MODULES = (
     "linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj",
     "linear_qkv", "in_proj", "conv1d", "q_layernorm", "kv_layernorm", "k_layernorm", "out_norm",
     "out_proj", "pre_mlp_layernorm", "router", "experts", "shared_experts", "gate_weight",
-    "linear_fc1", "linear_fc2", "final_layernorm",
+    "linear_fc1", "linear_fc2", "final_layernorm", "post_layernorm",
 )  # fmt: skip
 _LEAVES = ("layer_norm_weight", "layer_norm_bias", "weight", "bias")
 _TOP = ("embedding", "decoder.layers.", "decoder.", "mtp.", "output_layer")
