@@ -16,6 +16,12 @@ from intarsia.state.names import parameter_of
 
 _NO_SHAPES: Mapping[str, Shape] = {}
 
+BY_THEIR_NAMES = (
+    "tensors are read under the names that they are stored by, and --dialect same carries them so to"
+    " hf or dcp; --config gives the model's configuration"
+)
+"""What becomes of a model whose family is not known."""
+
 
 @dataclass
 class Found:

@@ -17,7 +17,7 @@ from intarsia.family import Param, Table
 from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.dcp.archives import stored_of
 from intarsia.format.dcp.metadata import Metadata, TensorRecord
-from intarsia.format.megatron.found import Found
+from intarsia.format.megatron.found import BY_THEIR_NAMES, Found
 from intarsia.format.megatron.fsdp_dtensor.keys import (
     FsdpRows,
     Section,
@@ -52,7 +52,7 @@ def name_tensors(
         why = "no model configuration, and the stored arguments do not determine the family"
         if config:
             why = f"model_type {config.get('model_type')!r} has no table"
-        found.notes.append(f"{why}: each stored tensor is carried name by name")
+        found.notes.append(f"{why}: {BY_THEIR_NAMES}")
         return found
     reader = _Reader(table, tp, found, complain)
     sections = [(record, _named(section_of(record.name), numbers or {})) for record in records]

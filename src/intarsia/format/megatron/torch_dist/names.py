@@ -13,7 +13,7 @@ from intarsia.family import Param, Table
 from intarsia.format.complaint import Complain, Complaint
 from intarsia.format.dcp.archives import stored_of
 from intarsia.format.dcp.metadata import Metadata, TensorRecord
-from intarsia.format.megatron.found import Found
+from intarsia.format.megatron.found import BY_THEIR_NAMES, Found
 from intarsia.format.megatron.keys import Key, MegatronRows, is_megatron_name
 from intarsia.format.megatron.optimizer.buckets import read_buckets
 from intarsia.format.megatron.optimizer.buffers import is_bucket
@@ -46,7 +46,7 @@ def name_tensors(
     why = "no config.json, and the stored arguments do not determine the family"
     if config is not None:
         why = f"model_type {config.get('model_type')!r} has no table"
-    found.notes.append(f"{why}: each stored tensor is carried name by name; --config gives one")
+    found.notes.append(f"{why}: {BY_THEIR_NAMES}")
     return found
 
 
