@@ -1,4 +1,4 @@
-"""The SHA-256 that Megatron-core 0.20 records of a checkpoint's files, in the form that it writes."""
+"""The SHA-256 that Megatron-core 0.18 records of a checkpoint's files, in the form that it writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The SHA-256 that Megatron-core recorded of a checkpoint's files, where it was asked to (`verify_integrity`, from 0.20 on)."""
+"""The SHA-256 that Megatron-core recorded of a checkpoint's files, where it was asked to (`verify_integrity`, from 0.18 on)."""
 
 from __future__ import annotations
 

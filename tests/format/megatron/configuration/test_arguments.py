@@ -127,7 +127,7 @@ def test_what_arguments_cannot_say_is_listed() -> None:
 def test_a_latent_yarn_that_megatron_scales_otherwise_is_listed(
     rope: dict[str, Any], said: bool
 ) -> None:
-    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
     config = of("deepseek_v3", DENSE, ROUTED, LATENT, rope_parameters=yarn | rope)
     assert ("rope_parameters" not in arguments_of_config(config).unsaid) == said
     assert not disagreements(arguments_for(config, Mesh(), PLAIN, False), config)
@@ -137,12 +137,26 @@ def test_a_latent_yarn_that_megatron_scales_otherwise_is_listed(
         assert "rope_scaling" in fields
 
 
+@pytest.mark.parametrize(
+    "rope", [{"beta_fast": 16.0}, {"beta_slow": 2.0}, {"original_max_position_embeddings": 16}]
+)
+def test_numbers_of_a_latent_yarn_that_megatron_has_no_option_for_are_listed(
+    rope: dict[str, Any],
+) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    config = of("deepseek_v3", DENSE, ROUTED, LATENT, rope_parameters=yarn | rope)
+    assert arguments_of_config(config).unsaid.keys() == {"rope_parameters"}
+    assert not disagreements(arguments_for(config, Mesh(), PLAIN, False), config)
+    trained = {"multi_latent_attention": True, "rope_type": "yarn", "rotary_scaling_factor": 4.0}
+    assert {c.field for c in disagreements(trained, config)} == {"rope_scaling"}
+
+
 PARSED = {
     "position_embedding_type": "yarn", "rotary_scaling_factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.0,
     "yarn_original_max_position_embeddings": 16, "yarn_beta_fast": None, "yarn_beta_slow": None,
     "yarn_correction_range_round_to_int": None,
 }  # fmt: skip
-"""As the parser of Megatron-LM 0.20 stores a yarn rotation."""
+"""As the parser of Megatron-LM 0.19 stores a yarn rotation."""
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ PARSED_YARN = {
     "mscale_all_dim": ("mscale_all_dim", 0.0),
     "correction_range_round_to_int": ("yarn_correction_range_round_to_int", True),
 }
-"""The same as Megatron-LM's own parser has them, from 0.20 on: each with its argument, some being latent attention's."""
+"""The same as Megatron-LM's own parser has them, from 0.19 on: each with its argument, some being latent attention's."""
 
 LATENT_YARN = {
     "original_max_position_embeddings": 4096,
@@ -125,3 +125,6 @@ LATENT_YARN = {
     "mscale_all_dim": 0.0,
 }
 """The same for latent attention, whose arguments have the names of the fields: Megatron's defaults."""
+
+UNPARSED_YARN = ("original_max_position_embeddings", "beta_fast", "beta_slow")
+"""Those of them that Megatron-LM has no option for."""

@@ -48,7 +48,7 @@ def note_on_options(args: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _yarn(args: Mapping[str, Any]) -> dict[str, Any]:
-    """A yarn rotation without latent attention, which Megatron-LM has options for from 0.20 on."""
+    """A yarn rotation without latent attention, which Megatron-LM has options for from 0.19 on."""
     if args.get("position_embedding_type") != "yarn":
         return {}
     return {word: args.get(f"yarn_{name}") for name, (word, _) in PARSED_YARN.items()}

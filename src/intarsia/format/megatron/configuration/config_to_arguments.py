@@ -23,6 +23,7 @@ from intarsia.format.megatron.configuration.argument_table import (
     ROPE,
     ROWS,
     STRETCHED,
+    UNPARSED_YARN,
     YARN,
 )
 
@@ -207,6 +208,8 @@ def _latent_scaling(said: Said, rope: Mapping[str, Any]) -> None:
         args |= {"rope_type": "yarn", "rotary_scaling_factor": rope.get("factor")}
         args |= {name: rope.get(name, unsaid) for name, unsaid in LATENT_YARN.items()}
         args["original_max_position_embeddings"] = rope.get("original_max_position_embeddings")
+        if any(args[name] != LATENT_YARN[name] for name in UNPARSED_YARN):
+            said.unsaid[ROPE] = _rope_but_base(rope)
     else:
         said.unsaid[ROPE] = dict(sorted(rope.items()))
 
