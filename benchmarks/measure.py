@@ -138,7 +138,9 @@ def process(*words: str | Path, env: Mapping[str, str] | None = None) -> Callabl
             seconds = time.perf_counter() - started
         child.returncode = os.waitstatus_to_exitcode(status)
         if status:
-            raise RuntimeError(f"{words[0]} ended with {child.returncode}: {_last_line(said)}")
+            raise RuntimeError(
+                f"{Path(words[0]).name} ended with {child.returncode}: {_last_line(said)}"
+            )
         # A process inherits the peak of the one that starts it; only a higher one is its children's.
         most = usage.ru_maxrss * 1024
         inherited = most <= kernel_says().get("VmHWM", 0)
