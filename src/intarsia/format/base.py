@@ -94,6 +94,13 @@ class AbsentFiles(NamedTuple):
     names: list[str]
 
 
+class Recorded(NamedTuple):
+    """The `file` in which the SHA-256 of others lie, by their names."""
+
+    file: str
+    sha256: Mapping[str, str]
+
+
 @frozen
 class WriteOptions:
     """What a writer needs to know beside the targets.
@@ -238,9 +245,9 @@ class Format(ABC):
         """Where what lies beside the tensors contradicts itself or the folder."""
         return iter(())
 
-    def altered(self, src: Manifest, folder: Folder) -> Iterator[Complaint]:
-        """Files that are not those whose checksums lie beside them; each is read as a whole."""
-        return iter(())
+    def recorded(self, folder: Folder, complain: Complain) -> Recorded | None:
+        """The checksums of whole files that lie beside them; None where there are none."""
+        return None
 
     def unfinished(self, path: PurePath) -> Complaint | None:
         """Why a folder that should hold such a checkpoint holds none; None where nothing hints at one."""

@@ -48,7 +48,7 @@ def written_type(name: str, of: Sequence[str], src: Manifest, asked: DType | Non
     if types:
         return types[0]
     if not src.absent:
-        # Nothing tells what a tensor of no elements is called in the source.
+        # Nothing says what a tensor of no elements is called in the source.
         raise UnsupportedError(
             f"`{name}` has no elements and another name in {src.path}, so that its element type is unknown",
             hint="keep the names of the source with --dialect same",

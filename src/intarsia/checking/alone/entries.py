@@ -53,11 +53,10 @@ def damaged_entry(folder: Folder, entry: Entry, known: Collection[str] = ()) -> 
 
 
 def contradicting_entries(manifest: Manifest) -> Iterator[Fault]:
-    """Entries that contradict themselves or the folder that they lie in, and files that are not the recorded ones."""
-    reader = format_named(manifest.format)
+    """Entries that contradict themselves or the folder that they lie in."""
     with folder_of(manifest) as folder:
-        yield from map(fault_of, reader.contradictions(manifest, folder))
-        yield from map(fault_of, reader.altered(manifest, folder))
+        for found in format_named(manifest.format).contradictions(manifest, folder):
+            yield fault_of(found)
 
 
 def _wrong_in(folder: Folder, entry: Entry) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from intarsia.checking.alone.entries import contradicting_entries, damaged_entries
 from intarsia.checking.alone.headers import NO_FAMILY, read_headers
+from intarsia.checking.alone.recorded_files import altered_files
 from intarsia.checking.alone.state import misshapen_state, missing_state
 from intarsia.checking.alone.structure import left_out, structure_faults
 from intarsia.checking.alone.trainer_files import trainer_file_faults
@@ -163,6 +164,7 @@ def _examined(
     faults += damaged_entries(manifest, headers.files)
     faults += unmapped_faults(manifest, budget)
     faults += contradicting_entries(manifest)
+    faults += altered_files(manifest, budget)
     faults += undeclared(manifest)
     faults += declared_otherwise(manifest)
     faults += part_faults(manifest, known)

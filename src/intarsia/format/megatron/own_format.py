@@ -8,17 +8,17 @@ from typing import Any
 
 from intarsia.errors import CoverageError, FamilyError, UsageError, few
 from intarsia.family import Table, decoder, table_for
-from intarsia.format.base import Located, ReadEntries
-from intarsia.format.complaint import Complaint
+from intarsia.format.base import Located, ReadEntries, Recorded
+from intarsia.format.complaint import Complain, Complaint, going_on
 from intarsia.format.dcp.archives import Archives
 from intarsia.format.dcp.metadata import METADATA
 from intarsia.format.megatron.common import TRAIN_STATE
 from intarsia.format.megatron.configuration.config_to_arguments import arguments_of_config
 from intarsia.format.megatron.configuration.written_arguments import norms_are_centered
 from intarsia.format.megatron.detection import BACKEND
-from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT, FRAME, TRACKER
+from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT, FRAME, INTEGRITY, TRACKER
 from intarsia.format.megatron.fsdp_dtensor.entries import arguments_among
-from intarsia.format.megatron.integrity import altered_files
+from intarsia.format.megatron.integrity import recorded_in
 from intarsia.format.megatron.iteration import ITERATION, misplaced_iteration, untracked
 from intarsia.format.megatron.optimizer.groups import STEPS
 from intarsia.format.request import Request
@@ -54,8 +54,10 @@ class MegatronFormat(Archives):
     def contradictions(self, src: Manifest, folder: Folder) -> Iterator[Complaint]:
         return misplaced_iteration(src, folder)
 
-    def altered(self, src: Manifest, folder: Folder) -> Iterator[Complaint]:
-        return altered_files(src, folder)
+    def recorded(self, folder: Folder, complain: Complain) -> Recorded | None:
+        with going_on(complain, INTEGRITY):
+            return recorded_in(folder)
+        return None
 
     def table(self, src: Manifest) -> Table | None:
         """The family's table; norms stay centred as Megatron's source has them, since the run that goes on says so itself."""

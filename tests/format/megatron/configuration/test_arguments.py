@@ -192,7 +192,7 @@ def test_a_scale_of_attention_is_listed_unless_it_is_the_usual_one() -> None:
     assert not arguments_of_config(of("granite", DENSE, attention_multiplier=usual)).unsaid
 
 
-def test_a_factor_that_megatrons_scripts_do_not_heed_is_listed_and_in_doubt() -> None:
+def test_a_factor_that_megatrons_scripts_ignore_is_listed_and_in_doubt() -> None:
     """They build a model for `--use-rope-scaling` with a factor of 8, whatever the argument says."""
 
     def by(factor: float) -> dict[str, Any]:
@@ -214,8 +214,8 @@ def test_a_factor_that_megatrons_scripts_do_not_heed_is_listed_and_in_doubt() ->
     assert not disagreements(arguments_for(by(32.0), Mesh(), PLAIN, False), by(32.0))
 
 
-def test_a_stretched_rotation_is_in_doubt_by_the_argument_that_megatron_may_not_heed() -> None:
-    """Megatron-LM up to 0.18 builds its model without it; Bridge's own field is heeded."""
+def test_a_stretched_rotation_is_in_doubt_by_the_argument_that_megatron_may_ignore() -> None:
+    """Megatron-LM up to 0.18 builds its model without it; Bridge's own field is used."""
     default = CASES["llama"]
     linear = default | {"rope_parameters": {"rope_type": "linear", "factor": 4.0}}
     assert arguments_of_config(linear).unsaid.keys() == {"rope_parameters"}

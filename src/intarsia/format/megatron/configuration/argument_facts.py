@@ -7,7 +7,8 @@ from typing import Any
 
 from intarsia.family import MAX_LAYERS
 from intarsia.format.megatron.configuration.argument_table import (
-    HEEDED,
+    BUILT_WITH,
+    CENTERED,
     LATENT_YARN,
     PARSED_YARN,
     ROPE,
@@ -63,15 +64,20 @@ def facts_of(args: Arguments) -> dict[str, Any]:
     return facts
 
 
-def unheeded_scaling(args: Arguments) -> tuple[Any, ...] | None:
-    """The rotation that a model has if Megatron-LM did not heed how far its arguments scale it; None where that is no question.
+def said_of_norms(args: Arguments) -> dict[str, bool]:
+    """What arguments have to say of whether norms hold weight − 1, by each of its names; the first counts."""
+    return {name: args[name] for name in CENTERED if isinstance(args.get(name), bool)}
 
-    Of `--use-rope-scaling` its scripts heed no factor but 8, and of STRETCHED nothing up to 0.18.
+
+def scaling_if_ignored(args: Arguments) -> tuple[Any, ...] | None:
+    """The rotation that a model has if Megatron-LM ignored how far its arguments scale it; None where it surely did not.
+
+    Its scripts ignore every factor of `--use-rope-scaling` but 8, and up to 0.18 STRETCHED altogether.
     """
     if ROPE in (args.get(UNSAID) or ()):
         return None
-    if args.get("use_rope_scaling") and args.get("rope_scaling_factor") not in (None, HEEDED):
-        return ("llama3", HEEDED)
+    if args.get("use_rope_scaling") and args.get("rope_scaling_factor") not in (None, BUILT_WITH):
+        return ("llama3", BUILT_WITH)
     return ("default",) if args.get(STRETCHED) else None
 
 

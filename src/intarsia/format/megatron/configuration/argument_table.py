@@ -15,14 +15,14 @@ UNSAID = "only_in_config_json"
 
 
 CENTERED = ("layernorm_zero_centered_gamma", "apply_layernorm_1p")
-"""The argument by which norms hold weight − 1, and its name in Megatron-LM up to 0.15; later ones heed the first alone."""
+"""The argument by which norms hold weight − 1, and its name in Megatron-LM up to 0.15; later ones use the first alone."""
 
 
 STRETCHED = "rotary_seq_len_interpolation_factor"
 """An argument that Megatron-LM up to 0.18 has and builds its model without: whether it holds is in doubt."""
 
 
-HEEDED = 8.0
+BUILT_WITH = 8.0
 """The factor with which Megatron-LM's scripts build a model for `--use-rope-scaling`, whatever `--rope-scaling-factor` says."""
 
 

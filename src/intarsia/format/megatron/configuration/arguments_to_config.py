@@ -15,7 +15,7 @@ from typing import Any
 from intarsia.errors import FormatError, few
 from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.megatron.common import whole
-from intarsia.format.megatron.configuration.argument_facts import facts_of, unheeded_scaling
+from intarsia.format.megatron.configuration.argument_facts import facts_of, scaling_if_ignored
 from intarsia.format.megatron.configuration.argument_table import ROWS, UNSAID, YARN
 from intarsia.format.megatron.configuration.config_to_arguments import LLAMA3
 from intarsia.format.megatron.configuration.contradictions import disagreements, disproved
@@ -65,7 +65,7 @@ def config_from_arguments(args: Mapping[str, Any], metadata: Metadata) -> MadeCo
     said, default = facts_of(args), {name: row.default for name, row in ROWS.items()}
     found = disagreements(args, config)
     unsaid = [c.field for c in found if doubt is None or c.first != default[c.field]]
-    if unheeded_scaling(args) is not None:
+    if scaling_if_ignored(args) is not None:
         unsaid.append("rope_scaling")
     if doubt is not None:
         unsaid += [name for name in _TAKEN if name in said and said[name] == default[name]]

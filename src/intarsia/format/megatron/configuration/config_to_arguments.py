@@ -17,8 +17,8 @@ from intarsia.family import MAX_LAYERS
 from intarsia.family.config.meaning import meaning_of, sizes_of
 from intarsia.format.megatron.configuration.argument_table import (
     ACTIVATION,
+    BUILT_WITH,
     GROUPS,
-    HEEDED,
     LATENT_YARN,
     ROPE,
     ROWS,
@@ -179,7 +179,7 @@ def _scaling(said: Said, rope: Mapping[str, Any]) -> None:
     factor = rope.get("factor")
     if kind == "llama3" and all(rope.get(k, v) == v for k, v in LLAMA3.items()):
         args |= {"use_rope_scaling": True, "rope_scaling_factor": factor}
-        if factor != HEEDED:
+        if factor != BUILT_WITH:
             said.unsaid[ROPE] = _rope_but_base(rope)
     elif kind == "linear" and (
         isinstance(factor, int) or (isinstance(factor, float) and factor.is_integer())
@@ -188,10 +188,10 @@ def _scaling(said: Said, rope: Mapping[str, Any]) -> None:
         said.unsaid[ROPE] = _rope_but_base(rope)
     elif kind == "yarn" and rope.get("attention_factor") is None:
         args["position_embedding_type"] = "yarn"
-        # Transformers heeds both mscales or neither of them.
+        # Transformers uses both mscales or neither of them.
         both = rope.get("mscale") and rope.get("mscale_all_dim")
-        heeded = rope if both else {k: v for k, v in rope.items() if not k.startswith("mscale")}
-        args |= {f"yarn_{name}": heeded.get(f, unsaid) for f, (name, unsaid) in YARN.items()}
+        used = rope if both else {k: v for k, v in rope.items() if not k.startswith("mscale")}
+        args |= {f"yarn_{name}": used.get(f, unsaid) for f, (name, unsaid) in YARN.items()}
     elif kind != "default":
         said.unsaid[ROPE] = _rope_but_base(rope)
 
@@ -215,7 +215,7 @@ def _latent_scaling(said: Said, rope: Mapping[str, Any]) -> None:
 
 
 def _latent_yarn_is_said(rope: Mapping[str, Any]) -> bool:
-    """Whether Megatron scales as Transformers does, which heeds both mscales or neither of them."""
+    """Whether Megatron scales as Transformers does, which uses both mscales or neither of them."""
     one, all_dim = rope.get("mscale"), rope.get("mscale_all_dim")
     plain = rope.get("attention_factor") is None and rope.get("truncate", True) is True
     return plain and bool((one and all_dim) or (one in (None, 1) and not all_dim))

@@ -8,7 +8,7 @@ from typing import Any
 
 from intarsia.errors import FamilyError
 from intarsia.family.config.meaning import Contradiction, meaning_of
-from intarsia.format.megatron.configuration.argument_facts import facts_of, unheeded_scaling
+from intarsia.format.megatron.configuration.argument_facts import facts_of, scaling_if_ignored
 from intarsia.format.megatron.configuration.argument_table import (
     ACTIVATION,
     GROUPS,
@@ -37,7 +37,7 @@ def disagreements(args: Arguments, config: Mapping[str, Any]) -> list[Contradict
         given["rope_scaling"] = said.unsaid[ROPE]
         if stored.get("rope_scaling") == ("default",):
             del given["rope_scaling"]
-    if given.get("rope_scaling") == unheeded_scaling(args):
+    if given.get("rope_scaling") == scaling_if_ignored(args):
         given.pop("rope_scaling", None)
     if GROUPS in said.unsaid and GROUPS not in (args.get(UNSAID) or ()):
         given["moe_router_num_groups"] = (

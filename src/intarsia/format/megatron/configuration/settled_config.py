@@ -12,7 +12,7 @@ from intarsia.format.complaint import Complain, going_on
 from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.folder.stored_config import choose_config
 from intarsia.format.megatron.common import whole
-from intarsia.format.megatron.configuration.argument_table import CENTERED
+from intarsia.format.megatron.configuration.argument_facts import said_of_norms
 from intarsia.format.megatron.configuration.arguments_to_config import config_from_arguments
 from intarsia.format.megatron.configuration.contradictions import check_arguments
 from intarsia.format.megatron.frame import home_of
@@ -43,8 +43,7 @@ def settle_config(
     complain: Complain,
 ) -> SettledConfig:
     """The given or stored configuration, compared with the arguments; without one, that of the arguments."""
-    config = given
-    said = {name: args[name] for name in CENTERED if isinstance(args.get(name), bool)}
+    config, said = given, said_of_norms(args)
     centered = next(iter(said.values()), None)
     notes: tuple[str, ...] = () if len({*said.values()}) < 2 else (_both_names(said),)
     with going_on(complain, "config.json"):
@@ -67,7 +66,7 @@ def _both_names(said: Mapping[str, bool]) -> str:
     (first, one), (other, two) = said.items()
     return (
         f"the stored arguments have {first}={one} and {other}={two}: the first is taken, which"
-        " Megatron-LM heeds alone from 0.16 on"
+        " Megatron-LM uses alone from 0.16 on"
     )
 
 

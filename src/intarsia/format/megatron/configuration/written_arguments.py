@@ -7,6 +7,7 @@ from typing import Any
 
 from intarsia.dtypes import DType
 from intarsia.family import Table
+from intarsia.format.megatron.configuration.argument_facts import said_of_norms
 from intarsia.format.megatron.configuration.argument_table import CENTERED, UNSAID
 from intarsia.format.megatron.configuration.config_to_arguments import arguments_of_config
 from intarsia.format.megatron.keys import Key
@@ -65,7 +66,7 @@ def arguments_of_norms(old: Mapping[str, Any], centered: bool) -> dict[str, bool
 
 def note_on_norms(old: Mapping[str, Any], centered: bool) -> Iterator[str]:
     """A run that goes on with its own arguments would take norms for what they are not."""
-    said = next((old[name] for name in CENTERED if isinstance(old.get(name), bool)), centered)
+    said = next(iter(said_of_norms(old).values()), centered)
     if said != centered:
         now, before = ("weight − 1", "the weight") if centered else ("the weight", "weight − 1")
         yield (

@@ -127,8 +127,9 @@ def _arguments(
     mesh = _sizes(options.mesh)
     centered = norms_are_centered(table, targets) if table else None
     if centered is not None:
-        names = {CENTERED[0]: ""} if table and table.centered else {}
-        mesh |= arguments_of_norms(said | names, centered)
+        mesh |= arguments_of_norms(said, centered)
+    if table is not None and table.centered and centered is not None:
+        mesh[CENTERED[0]] = centered
     if said:
         mesh = arguments_with(said, options.dtype) | mesh if options.dtype else mesh
         if config is not None and table is not None:
