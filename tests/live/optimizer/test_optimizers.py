@@ -466,6 +466,30 @@ def test_the_history_of_lbfgs_is_of_parameters_in_one_order(tmp_path: Path) -> N
     assert not turned.state
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_what_torch_saved_of_lbfgs_is_loaded_or_said_to_be_in_parts(
+    steps: int, tmp_path: Path
+) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    model = Tiny()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1)
+    for k in range(steps):
+        step(model, optimizer, k)
+    weights, state = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optim": state}, checkpoint_id=tmp_path, no_dist=True)
+    other = Tiny(1)
+    again = torch.optim.LBFGS(other.parameters(), max_iter=1)
+    if steps == 1:  # its lists are empty
+        intarsia.load(tmp_path, into=other, optimizer=again)
+        assert step(other, again, 1) == step(model, optimizer, 1)
+        return
+    for strict in (True, False):
+        with pytest.raises(UsageError, match=r"holds `\w+` of `[\w.]+` in parts, as torch stores"):
+            intarsia.load(tmp_path, into=other, optimizer=again, strict=strict)
+    assert not again.state
+
+
 def test_a_parameter_that_is_called_by_a_number_is_refused(tmp_path: Path) -> None:
     model = nn.ParameterList([nn.Parameter(torch.randn(3)) for _ in range(2)])
     optimizer = odd(model)

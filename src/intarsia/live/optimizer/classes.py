@@ -129,8 +129,10 @@ def is_torchs(optimizer: Any) -> bool:
 
 
 def keeps_shape(kind: str, optimizer: Any) -> bool:
-    """Whether a kind of state has its parameter's shape: all that torch's optimizers keep, but for Adafactor's factors."""
-    return kind in SHAPED or (is_torchs(optimizer) and kind not in ("row_var", "col_var"))
+    """Whether a kind of state has its parameter's shape: all that torch's optimizers keep, but for Adafactor's factors
+    and the history of LBFGS."""
+    known = is_torchs(optimizer) and type(optimizer).__name__ in _KINDS
+    return kind in SHAPED or (known and kind not in ("row_var", "col_var"))
 
 
 _DECIDED = ("decoupled_weight_decay",)

@@ -6,7 +6,7 @@ none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -57,7 +57,24 @@ def unused_state(
     values = kinds_by_parameter(map(StateName.of_torch, manifest.entries)).keys()
     known = {n for each in optimizer.steps for n in _spellings(each.name, rows)}
     tensors = {n for each in optimizer.steps for n in tensors_of(each.name, rows)}
-    return frozenset((held - tensors) | (values - known))
+    unused = frozenset((held - tensors) | (values - known))
+    _check_whole(unused - manifest.logical.keys(), known | tensors, manifest.path)
+    return unused
+
+
+def _check_whole(unused: Iterable[str], stepped: Collection[str], where: str) -> None:
+    """Raise where state of a parameter is stored in parts, as torch flattens lists and dictionaries."""
+    for name in sorted(unused):
+        ends = (k for k, letter in enumerate(name) if letter == ".")
+        of = next((name[:k] for k in ends if name[:k] in stepped), None)
+        if of is not None:
+            kind = name[len(of) + 1 :].partition(".")[0]
+            raise UsageError(
+                f"{where} holds `{kind}` of `{of}` in parts, as torch stores a list or a dictionary in an"
+                " optimizer's state: they do not say what it was",
+                hint="load it with torch and save it with intarsia.save, which keeps such a state whole;"
+                " or load only the model (optimizer=None)",
+            )
 
 
 def tensors_of(name: str, rows: Mapping[str, Param]) -> tuple[str, ...]:
