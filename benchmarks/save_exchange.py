@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 from intarsia.dtypes import BY_NAME
 from intarsia.format.registry import live_format
 from intarsia.live.saving.exchange import Statement, heard
-from intarsia.live.saving.parts import HeldBox, Part
+from intarsia.live.saving.parts import HeldBox, HeldPart
 from intarsia.live.saving.plan import SavePlan
 from intarsia.live.saving.replicas import holders_of, kind_of, ranks_of
 from intarsia.mesh import Mesh, Rule
@@ -32,7 +32,7 @@ LAYERS, HIDDEN = 16, 4096
 BF16 = BY_NAME["BF16"]
 
 
-def parts_of(rank: int, ranks: int) -> list[tuple[Part, tuple[int, ...]]]:
+def parts_of(rank: int, ranks: int) -> list[tuple[HeldPart, tuple[int, ...]]]:
     """What one rank of a model under FSDP holds, seven tensors a layer."""
     mesh, everyone = Mesh(fsdp=ranks), tuple(range(ranks))
     wide, square = (4 * HIDDEN, HIDDEN), (HIDDEN, HIDDEN)
@@ -41,7 +41,7 @@ def parts_of(rank: int, ranks: int) -> list[tuple[Part, tuple[int, ...]]]:
         for k, shape in enumerate((wide, wide, square, square, square, square, (HIDDEN,))):
             box = mesh.box(shape, Rule(), rank)
             if box is not None and box.size:
-                part = Part(f"model.layers.{layer}.weight{k}", BF16, shape, box, everyone, None)  # type: ignore[arg-type]
+                part = HeldPart(f"model.layers.{layer}.weight{k}", BF16, shape, box, everyone, None)  # type: ignore[arg-type]
                 found.append((part, everyone))
     return found
 

@@ -24,7 +24,7 @@ from megatron.core.distributed.fsdp.src.megatron_fsdp.uneven_dtensor import (  #
 from megatron.core.transformer import fsdp_dtensor_checkpoint as megatron  # isort: skip
 
 import intarsia
-from intarsia.live.megatron_fsdp import Item, gated, gated_names, split
+from intarsia.live.megatron_fsdp import ParameterSlice, gated, gated_names, split
 from intarsia.live.megatron_load import load_parameters
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -68,7 +68,7 @@ def check_splits(model: Any, theirs: dict[str, Any], count: int | None) -> int:
     for name, param in model.named_parameters():
         if name.rpartition(".")[0] not in gated_names(model):
             continue
-        item = Item.of(param)
+        item = ParameterSlice.of(param)
         plain = param.to_local().detach().clone().reshape(-1)
         for state in (param, plain):
             for part in split(state, item, gated(item)):
@@ -97,7 +97,7 @@ def main(path: str, hf: str, tp: str, ep: str) -> None:
         for name, p in model.named_parameters():
             assert torch.equal(p.to_local(), loaded[name]), name
             for kind in MOMENTS:
-                item, value = Item.of(p), ours[name][kind]
+                item, value = ParameterSlice.of(p), ours[name][kind]
                 key = global_name(count)(name)
                 if key in states:
                     assert torch.equal(value.to_local(), states[key][kind].to_local()), name

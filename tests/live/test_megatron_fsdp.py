@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from intarsia.errors import LayoutError
 from intarsia.live.megatron_fsdp import (
     GDN,
-    Item,
+    ParameterSlice,
     check_distributed,
     components,
     gated,
@@ -43,7 +43,7 @@ class Distributed:
 
 
 @st.composite
-def fused(draw: Any) -> tuple[Item, dict[str, int], torch.Tensor]:
+def fused(draw: Any) -> tuple[ParameterSlice, dict[str, int], torch.Tensor]:
     """An item of some tensor-parallel rank, the rows of its components, and its TP-local part."""
     tp, width = draw(st.integers(1, 3)), draw(st.integers(1, 5))
     local = draw(st.lists(st.integers(1, 4), min_size=1, max_size=6))
@@ -51,7 +51,7 @@ def fused(draw: Any) -> tuple[Item, dict[str, int], torch.Tensor]:
     start = draw(st.integers(0, shape[0] * width))
     stop = draw(st.integers(start, shape[0] * width))
     whole = torch.arange(shape[0] * width, dtype=torch.float32).reshape(shape)
-    return Item(shape, start, stop, tp), dict(zip(GDN, local, strict=False)), whole
+    return ParameterSlice(shape, start, stop, tp), dict(zip(GDN, local, strict=False)), whole
 
 
 @given(fused(), st.booleans())
@@ -75,7 +75,7 @@ def test_the_slices_of_all_ranks_tile_every_component(case: Any, cuts: list[int]
     edges = sorted({0, whole.numel(), *(c % whole.numel() for c in cuts)})
     held: dict[str, list[int]] = {name: [] for name in sizes}
     for lo, hi in pairwise(edges):
-        for part in parts_of(Item(item.shape, lo, hi), sizes):
+        for part in parts_of(ParameterSlice(item.shape, lo, hi), sizes):
             held[part.name] += range(part.start, part.stop)
     for name, rows in sizes.items():
         assert held[name] == [*range(rows * item.shape[1])], name
@@ -85,7 +85,7 @@ def test_the_slices_of_all_ranks_tile_every_component(case: Any, cuts: list[int]
 def test_gate_and_up_are_the_halves(half: int, width: int, tp: int, data: Any) -> None:
     size = 2 * half * width
     start = data.draw(st.integers(0, size))
-    item = Item((2 * half, width), start, data.draw(st.integers(start, size)), tp)
+    item = ParameterSlice((2 * half, width), start, data.draw(st.integers(start, size)), tp)
     w, v = parts_of(item, gated(item))
     assert (w.stop - w.start) + (v.stop - v.start) == item.size
     assert w.stop <= half * width
@@ -106,7 +106,7 @@ def old_split(data: Any, numel: int, taken: slice, tp: int) -> list[torch.Tensor
 
 def test_plain_moments_split_by_their_local_count_are_wrong_and_ours_are_right() -> None:
     whole = torch.arange(64.0).reshape(16, 4)
-    item = Item((16, 4), 24, 48, tp=1)  # gate ends at 32
+    item = ParameterSlice((16, 4), 24, 48, tp=1)  # gate ends at 32
     local = whole.reshape(-1)[24:48]
     wrong = old_split(local, local.numel(), slice(24, 48), 1)
     assert [len(x) for x in wrong] == [0, 0]  # every element lost
@@ -121,14 +121,14 @@ def test_plain_moments_split_by_their_local_count_are_wrong_and_ours_are_right()
 
 def test_the_old_formula_is_right_for_dtensors_as_ours_is() -> None:
     whole = torch.arange(64.0).reshape(16, 4)
-    item, local = Item((16, 4), 24, 48, tp=2), whole.reshape(-1)[24:48]
+    item, local = ParameterSlice((16, 4), 24, 48, tp=2), whole.reshape(-1)[24:48]
     ours = split(Distributed((32, 4), local), item, gated(item))
     old = old_split(Distributed((32, 4), local), 128, slice(24, 48), 2)
     assert [x.tolist() for x in old] == [p.tensor.reshape(-1).tolist() for p in ours]
 
 
 def test_component_sizes_that_are_tp_local_already_are_not_divided_again() -> None:
-    item = Item((12, 3), 0, 36, tp=2)
+    item = ParameterSlice((12, 3), 0, 36, tp=2)
     sizes = {"query": 4, "key": 4, "value": 8, "z": 4, "beta": 2, "alpha": 2}
     local = {"query": 2, "key": 2, "value": 4, "z": 2, "beta": 1, "alpha": 1}
     assert components(item, sizes) == local
@@ -139,7 +139,7 @@ def test_component_sizes_that_are_tp_local_already_are_not_divided_again() -> No
 
 
 def test_a_tp_local_dtensor_is_taken_as_it_is() -> None:
-    item, local = Item((6, 2), 2, 10, tp=2), torch.arange(8.0)
+    item, local = ParameterSlice((6, 2), 2, 10, tp=2), torch.arange(8.0)
     sizes = components(item, {"query": 4, "key": 8})
     whole = split(Distributed((12, 2), local), item, sizes)
     alone = split(Distributed((6, 2), local), item, sizes)
@@ -147,7 +147,7 @@ def test_a_tp_local_dtensor_is_taken_as_it_is() -> None:
 
 
 def test_a_dtensor_whose_shape_was_scaled_by_tp_twice_is_refused() -> None:
-    item = Item((8, 4), 0, 32, tp=2)
+    item = ParameterSlice((8, 4), 0, 32, tp=2)
     with pytest.raises(
         LayoutError, match=r"\[32, 4\] is not the state of a parameter of \[16, 4\]"
     ):
@@ -155,36 +155,36 @@ def test_a_dtensor_whose_shape_was_scaled_by_tp_twice_is_refused() -> None:
 
 
 def test_a_plain_state_of_another_size_is_refused() -> None:
-    item = Item((8, 4), 8, 24)
+    item = ParameterSlice((8, 4), 8, 24)
     with pytest.raises(LayoutError, match="12 elements on this rank, its slice"):
         split(torch.zeros(12), item, gated(item))
 
 
 def test_an_odd_projection_is_refused() -> None:
     with pytest.raises(LayoutError, match="7 rows on each of 2 tensor-parallel ranks"):
-        gated(Item((7, 4), 0, 28, tp=2))
+        gated(ParameterSlice((7, 4), 0, 28, tp=2))
 
 
 def test_components_that_tp_does_not_divide_are_refused() -> None:
-    item = Item((4, 2), 0, 8, tp=2)
+    item = ParameterSlice((4, 2), 0, 8, tp=2)
     with pytest.raises(LayoutError, match="component `query` has 3 rows"):
         components(item, {"query": 3, "key": 5})
 
 
 def test_a_slice_outside_of_its_parameter_is_refused() -> None:
     with pytest.raises(LayoutError, match=r"\[4, 9\) leaves a parameter of 8 elements"):
-        Item((4, 2), 4, 9)
+        ParameterSlice((4, 2), 4, 9)
 
 
 def test_parts_that_were_exchanged_do_not_merge() -> None:
-    item = Item((4, 2), 1, 6)
+    item = ParameterSlice((4, 2), 1, 6)
     parts = split(torch.arange(5.0), item, gated(item))
     with pytest.raises(LayoutError, match="elements of"):
         merge([parts[1], parts[0]], item)
 
 
 def test_states_are_split_with_their_counters() -> None:
-    item = Item((4, 2), 2, 7)
+    item = ParameterSlice((4, 2), 2, 7)
     moments = torch.arange(5.0)
     found = split_state({"exp_avg": moments, "step": torch.tensor(3.0)}, item, gated(item))
     assert found["_w"]["exp_avg"].tensor.tolist() == [[0.0, 1.0]]
@@ -205,7 +205,10 @@ def test_layers_that_are_not_gated_stay_whole_beside_gated_ones() -> None:
 
 
 def test_plain_parts_that_dcp_would_truncate_are_refused() -> None:
-    items = {"w": Item((8, 4), 8, 24, tp=2), "norm": Item((4,), 0, 4, tp_axis=None)}
+    items = {
+        "w": ParameterSlice((8, 4), 8, 24, tp=2),
+        "norm": ParameterSlice((4,), 0, 4, tp_axis=None),
+    }
     fine = {"w": {"exp_avg": Distributed((16, 4), torch.zeros(16)), "step": torch.tensor(1.0)},
             "norm": {"exp_avg": torch.zeros(4)}}  # fmt: skip
     check_distributed(fine, items)

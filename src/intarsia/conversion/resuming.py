@@ -13,7 +13,7 @@ from intarsia.errors import (
 )
 from intarsia.format.base import Arrangement
 from intarsia.quantity import human
-from intarsia.run.journal.keeping import Facts, Found, Journal
+from intarsia.run.journal.keeping import EarlierJournal, Facts, Journal
 from intarsia.store.reading.folder import Folder
 from intarsia.store.reading.lookup import exists
 from intarsia.store.writing.staging import Staging
@@ -51,7 +51,7 @@ def _go_on(
     arrangement: Arrangement,
     journal: Journal,
     facts: Facts,
-    found: Found,
+    found: EarlierJournal,
 ) -> str:
     """Take up what is proven of an earlier run; what is said of it."""
     staging.transaction.check_left()
@@ -99,7 +99,7 @@ def _kept(job: Job, staging: Staging) -> int:
         return 0
 
 
-def _useless(found: Found | None, staging: Staging) -> list[str]:
+def _useless(found: EarlierJournal | None, staging: Staging) -> list[str]:
     """What is said where a run was to be continued and cannot be."""
     if found is not None:
         return [
@@ -111,7 +111,9 @@ def _useless(found: Found | None, staging: Staging) -> list[str]:
     return []
 
 
-def _lost(found: Found | None, facts: Facts, staging: Staging, journal: Journal) -> list[str]:
+def _lost(
+    found: EarlierJournal | None, facts: Facts, staging: Staging, journal: Journal
+) -> list[str]:
     """What is said where a run that could be continued is not."""
     if found is None or found.differences(facts) or not _is_there(found, staging):
         return []
@@ -121,7 +123,7 @@ def _lost(found: Found | None, facts: Facts, staging: Staging, journal: Journal)
     return [f"{human(nbytes)} of an earlier run were removed; --resume would have kept them"]
 
 
-def _check_same(found: Found, facts: Facts, staging: Staging) -> None:
+def _check_same(found: EarlierJournal, facts: Facts, staging: Staging) -> None:
     differences = found.differences(facts)
     if differences:
         shown = "\n".join(f"  {text}" for text in differences[:8])
@@ -134,12 +136,12 @@ def _check_same(found: Found, facts: Facts, staging: Staging) -> None:
         )
 
 
-def _is_there(found: Found, staging: Staging) -> bool:
+def _is_there(found: EarlierJournal, staging: Staging) -> bool:
     """Whether the folder that a journal names is still the one that is being written."""
     return staging.number_of(staging.folder) == found.folder
 
 
-def _was_committed(found: Found, staging: Staging, arrangement: Arrangement) -> bool:
+def _was_committed(found: EarlierJournal, staging: Staging, arrangement: Arrangement) -> bool:
     """Whether that folder is the destination by now: its number, which may be another's since, and its files."""
     if staging.number_of(staging.destination) != found.folder:
         return False

@@ -41,7 +41,7 @@ from intarsia.store.reading.folder import Folder
 
 ReadEntries = Callable[[Iterable[str]], Mapping[str, bytes]]
 
-Held = tuple[str, DType, Shape, Mapping[Box, Sequence[int]]]
+HeldTarget = tuple[str, DType, Shape, Mapping[Box, Sequence[int]]]
 """A tensor's name, element type and shape, and the ranks that hold each box of it."""
 
 PAGE_BYTES = 4096
@@ -337,7 +337,7 @@ class Format(ABC):
         return {}
 
     def lay_out(
-        self, held: Iterable[Held], entries: Mapping[str, bytes], ranks: int
+        self, held: Iterable[HeldTarget], entries: Mapping[str, bytes], ranks: int
     ) -> Arrangement:
         """The files of a live model, from the ranks that hold each box of each tensor."""
         raise self._not_live()

@@ -21,7 +21,7 @@ from intarsia.format.built_in import BUILT_IN, LIVE, NAMES
 from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.folder.foreign import NO_WEIGHTS, recognise
 from intarsia.format.folder.inventory import with_files
-from intarsia.format.folder.run_folder import Found, find, is_checkpoint
+from intarsia.format.folder.run_folder import FoundCheckpoint, find, is_checkpoint
 from intarsia.format.folder.side_files import config_given
 from intarsia.format.folder.stored_config import with_config_used
 from intarsia.format.megatron.frame import METADATA, TRACKER, garbled_tracker, tracked_folder
@@ -186,7 +186,7 @@ def _no_checkpoint(path: PurePath) -> FormatError:
 
 
 @reading_headers()
-def find_checkpoint(path: str | PurePath) -> Found:
+def find_checkpoint(path: str | PurePath) -> FoundCheckpoint:
     """The checkpoint that a path means: itself, or the one to take of a run's folder."""
     return find(given(path), _unfit)
 

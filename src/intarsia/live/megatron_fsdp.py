@@ -6,7 +6,7 @@ apart: gate and up of SwiGLU as `_w` and `_v`, a gated delta network's `in_proj`
 so on.  Where a component ends inside a slice depends on the parameter alone.  What the state is
 does not matter: a DTensor counts the elements of all ranks, a plain tensor those of one.
 
-    >>> item = Item((4, 3), 2, 11)
+    >>> item = ParameterSlice((4, 3), 2, 11)
     >>> [(part.name, part.start, part.stop) for part in parts_of(item, gated(item))]
     [('_w', 2, 6), ('_v', 0, 5)]
 
@@ -41,7 +41,7 @@ GDN = ("query", "key", "value", "z", "beta", "alpha")
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class ParameterSlice:
     """What a rank holds of a parameter: elements `[start, stop)` of its flattened TP-local part.
 
     `shape` is that of the TP-local part, all of it; `tp` ranks cut axis `tp_axis` of the whole,
@@ -63,7 +63,7 @@ class Item:
             )
 
     @staticmethod
-    def of(param: Any) -> Item:
+    def of(param: Any) -> ParameterSlice:
         """The item of a parameter that Megatron-FSDP made: a DTensor with its slice."""
         held = getattr(param, "megatron_fsdp_slice", None)
         if held is None or not is_dtensor(param):
@@ -81,7 +81,7 @@ class Item:
                 rank = param.device_mesh.get_local_rank(at)
         if axis is not None:
             shape[axis] = _share(shape[axis], tp, f"axis {axis} of {list(param.shape)}")
-        return Item(tuple(shape), held.start, held.stop, tp, axis, rank)
+        return ParameterSlice(tuple(shape), held.start, held.stop, tp, axis, rank)
 
     @property
     def whole(self) -> Shape:
@@ -97,12 +97,12 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ComponentSlice:
     """A component on this rank: `item` is in the component's own coordinates, `at` is where it
     begins in the rank's slice of the fused parameter."""
 
     name: str
-    item: Item
+    item: ParameterSlice
     at: int
     tensor: torch.Tensor | None = None
 
@@ -115,7 +115,7 @@ class Part:
         return self.item.stop
 
 
-def gated(item: Item) -> Sizes:
+def gated(item: ParameterSlice) -> Sizes:
     """The halves of a gated projection."""
     rows = item.shape[0]
     if rows % 2:
@@ -127,7 +127,7 @@ def gated(item: Item) -> Sizes:
     return {"_w": rows // 2, "_v": rows // 2}
 
 
-def components(item: Item, sizes: Sizes) -> Sizes:
+def components(item: ParameterSlice, sizes: Sizes) -> Sizes:
     """The rows of named components on one rank; sizes of all ranks together are divided once.
 
     Sizes that already add up to the TP-local rows are the rank's own, and stay.
@@ -149,7 +149,7 @@ def _share(n: int, tp: int, what: str) -> int:
     return n // tp
 
 
-def parts_of(item: Item, sizes: Sizes) -> list[Part]:
+def parts_of(item: ParameterSlice, sizes: Sizes) -> list[ComponentSlice]:
     """Where the components of a fused parameter lie in a rank's slice of it."""
     rest = item.shape[1:]
     shapes = {name: (n, *rest) for name, n in sizes.items()}
@@ -162,11 +162,11 @@ def parts_of(item: Item, sizes: Sizes) -> list[Part]:
     for name, shape in shapes.items():
         at, start, size = ranges.get(name, (0, 0, 0))
         own = replace(item, shape=shape, start=start, stop=start + size)
-        found.append(Part(name, own, at))
+        found.append(ComponentSlice(name, own, at))
     return found
 
 
-def split(state: Any, item: Item, sizes: Sizes) -> list[Part]:
+def split(state: Any, item: ParameterSlice, sizes: Sizes) -> list[ComponentSlice]:
     """A parameter or a state of it, cut into components; each is a view of the rank's elements.
 
     A slice that holds whole rows keeps its other axes, any other is flat.
@@ -182,7 +182,7 @@ def split(state: Any, item: Item, sizes: Sizes) -> list[Part]:
     return found
 
 
-def merge(parts: Sequence[Part], item: Item) -> torch.Tensor:
+def merge(parts: Sequence[ComponentSlice], item: ParameterSlice) -> torch.Tensor:
     """The rank's flat slice of the fused parameter out of its components: `split` undone."""
     expected = parts_of(item, {part.name: part.item.shape[0] for part in parts})
     for part, own in zip(parts, expected, strict=True):
@@ -195,7 +195,7 @@ def merge(parts: Sequence[Part], item: Item) -> torch.Tensor:
     return torch.cat([part.tensor.reshape(-1) for part in parts if part.tensor is not None])
 
 
-def local_elements(state: Any, item: Item) -> torch.Tensor:
+def local_elements(state: Any, item: ParameterSlice) -> torch.Tensor:
     """This rank's elements of a parameter or of a state of it, flat.
 
     A DTensor must have the parameter's shape, of all ranks or TP-local; a plain tensor must have
@@ -218,7 +218,9 @@ def local_elements(state: Any, item: Item) -> torch.Tensor:
     return flat
 
 
-def split_state(state: Mapping[str, Any], item: Item, sizes: Sizes) -> dict[str, dict[str, Any]]:
+def split_state(
+    state: Mapping[str, Any], item: ParameterSlice, sizes: Sizes
+) -> dict[str, dict[str, Any]]:
     """The optimizer state of a fused parameter as that of its components.
 
     Tensors with the rank's elements are cut, counters and other values are given to each.
@@ -246,7 +248,9 @@ def gated_names(model: Any) -> set[str]:
     return found
 
 
-def check_distributed(states: Mapping[str, Mapping[str, Any]], items: Mapping[str, Item]) -> None:
+def check_distributed(
+    states: Mapping[str, Mapping[str, Any]], items: Mapping[str, ParameterSlice]
+) -> None:
     """Raise where a state is a plain tensor with only a part of its parameter.
 
     DCP takes a plain tensor for a copy that every rank has: it keeps one rank's part, and loses

@@ -21,7 +21,7 @@ from intarsia.layout import Layout
 from intarsia.live.loading.fill import fill, prove
 from intarsia.live.loading.optimizer import counter_holdings, set_counters
 from intarsia.live.megatron.model import unwrapped
-from intarsia.live.megatron_fsdp import Item
+from intarsia.live.megatron_fsdp import ParameterSlice
 from intarsia.live.model.holding import Holding, memory_of
 from intarsia.run.budget import Budget
 from intarsia.state.names import STEP, master_of, of_kind
@@ -69,7 +69,7 @@ def load_parameters(
         )
     rows, loader = FsdpRows(table), _Loader(checkpoint)
     for name, param in params.items():
-        item, known = Item.of(param), canonical(unwrapped(name_of(name)))
+        item, known = ParameterSlice.of(param), canonical(unwrapped(name_of(name)))
         row = rows.local(known, item.shape, item.tp, item.tp_rank)
         loader.weight(name, row, item, param)
         for kind, value in states.get(name, {}).items():
@@ -100,7 +100,7 @@ class _Loader:
         self.missing: list[str] = []
         self.loaded = Loaded()
 
-    def weight(self, name: str, row: Param | None, item: Item, param: Any) -> None:
+    def weight(self, name: str, row: Param | None, item: ParameterSlice, param: Any) -> None:
         if row is None:
             self.missing.append(name)
             return
@@ -110,7 +110,9 @@ class _Loader:
             layout = layout.rename(master_of)
         self._hold(name, layout, row.value, item, param)
 
-    def state(self, name: str, row: Param | None, item: Item, kind: str, value: Any) -> None:
+    def state(
+        self, name: str, row: Param | None, item: ParameterSlice, kind: str, value: Any
+    ) -> None:
         if row is None or not hasattr(value, "ndim"):
             self.loaded.kept.append(name)
         elif not value.ndim or (kind == STEP and value.shape == (1,)):
@@ -125,7 +127,9 @@ class _Loader:
         self.counters.append((memory_of(tensor), names))
         self.loaded.filled.append(name)
 
-    def _hold(self, name: str, layout: Layout, value: Value, item: Item, tensor: Any) -> None:
+    def _hold(
+        self, name: str, layout: Layout, value: Value, item: ParameterSlice, tensor: Any
+    ) -> None:
         if any(n not in self.checkpoint for n in layout.tensors):
             self.missing.append(name)
             return

@@ -13,7 +13,7 @@ from intarsia.mesh import Shape
 from intarsia.opened.lacking import lacking
 from intarsia.opened.parameters import parameters_of
 from intarsia.options import ConfigLike, PathLike, SectionLike
-from intarsia.planning.inventory import Fate, Item, lines
+from intarsia.planning.inventory import Fate, InventoryItem, lines
 from intarsia.planning.manifest import Manifest
 from intarsia.quantity import human
 
@@ -65,7 +65,7 @@ class Inspection:
     entries: int
     complete: bool
     problems: tuple[str, ...]
-    inventory: tuple[Item, ...]
+    inventory: tuple[InventoryItem, ...]
     quantised: Quantised | None
     notes: tuple[str, ...]
     manifest: Manifest = field(repr=False, compare=False)

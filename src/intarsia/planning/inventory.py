@@ -38,7 +38,7 @@ class Fate(StrEnum):
 
 
 @frozen
-class Item:
+class InventoryItem:
     """One file, folder, link to nothing or section of a source; `why` is the reason where it is left out."""
 
     kind: str
@@ -80,12 +80,12 @@ class LeftOut:
         return asdict(self)
 
 
-def left_out(items: Iterable[Item]) -> list[Item]:
+def left_out(items: Iterable[InventoryItem]) -> list[InventoryItem]:
     """The parts that the destination does not get."""
     return [item for item in items if item.fate is Fate.LEFT_OUT]
 
 
-def lines(items: Iterable[Item]) -> list[str]:
+def lines(items: Iterable[InventoryItem]) -> list[str]:
     """What is left out, for people: one line for all parts that are left out for the same reason."""
     groups: dict[tuple[str, Role, str], list[str]] = {}
     for item in left_out(items):
@@ -107,18 +107,18 @@ def tensor_lines(tensors: Iterable[LeftOut]) -> list[str]:
     ]
 
 
-def links_to_nothing(items: Iterable[Item]) -> list[str]:
+def links_to_nothing(items: Iterable[InventoryItem]) -> list[str]:
     """What a check says of the links of a folder that lead to no file."""
     names = [item.name for item in items if item.kind == "link"]
     return [f"links to files that are not there: {few(names, _SHOWN)}"] if names else []
 
 
-def unread_files(items: Iterable[Item], has_tensors: Callable[[str], bool]) -> list[str]:
+def unread_files(items: Iterable[InventoryItem], has_tensors: Callable[[str], bool]) -> list[str]:
     """What a check says of the files with tensors that it does not look at, such as those of an older save."""
     return [f"not checked: {x}" for x in lines(item for item in items if has_tensors(item.name))]
 
 
-def unread_sections(items: Iterable[Item]) -> list[str]:
+def unread_sections(items: Iterable[InventoryItem]) -> list[str]:
     """What a check says of the sections that it does not look at."""
     return [
         f"section {item.name} ({item.role}) is not read: {item.why}"

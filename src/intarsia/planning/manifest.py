@@ -18,7 +18,7 @@ from intarsia.errors import IntarsiaError
 from intarsia.frozen import frozen, frozen_open
 from intarsia.layout import Layout
 from intarsia.mesh import Box, Rule, Shape
-from intarsia.planning.inventory import Item
+from intarsia.planning.inventory import InventoryItem
 from intarsia.planning.problem import Problem
 from intarsia.quantised.weight import NOT_QUANTISED, Quantised
 from intarsia.value import PLAIN, Value
@@ -151,7 +151,7 @@ class Manifest:
     in_memory_files: Mapping[str, bytes] = field(default_factory=dict)
     copies: tuple[Stored, ...] = ()
     sides: tuple[Side, ...] = ()
-    inventory: tuple[Item, ...] = ()
+    inventory: tuple[InventoryItem, ...] = ()
     absent: tuple[Logical, ...] = ()
     problems: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()

@@ -1,6 +1,21 @@
 """Quantised weights: a weight and the tensors that its numbers need are one thing."""
 
 from intarsia.quantised.find import find_quantised
-from intarsia.quantised.weight import Alike, Part, Quantised, QuantisedWeight, Role, ScaleFault
+from intarsia.quantised.weight import (
+    Alike,
+    Quantised,
+    QuantisedWeight,
+    Role,
+    ScaleFault,
+    WeightPart,
+)
 
-__all__ = ["Alike", "Part", "Quantised", "QuantisedWeight", "Role", "ScaleFault", "find_quantised"]
+__all__ = [
+    "Alike",
+    "Quantised",
+    "QuantisedWeight",
+    "Role",
+    "ScaleFault",
+    "WeightPart",
+    "find_quantised",
+]

@@ -7,7 +7,7 @@ from math import lcm
 
 from intarsia.mesh import Grid, Rule, Shape
 from intarsia.quantised.shapes import FP8, packing
-from intarsia.quantised.weight import Part, QuantisedWeight, Role
+from intarsia.quantised.weight import QuantisedWeight, Role, WeightPart
 
 
 def rules_of(w: QuantisedWeight, rule: Rule) -> dict[str, Rule]:
@@ -44,7 +44,7 @@ def _turned(w: QuantisedWeight, rule: Rule) -> Rule:
     return rule if len(w.main.shape) > (rule.tp or 0) else replace(rule, tp=None)
 
 
-def _per(w: QuantisedWeight, part: Part) -> Shape | None:
+def _per(w: QuantisedWeight, part: WeightPart) -> Shape | None:
     """The elements of the stored weight on each axis that one element of a part is for.
 
     0 where it is for all of the axis; None where that is not known.

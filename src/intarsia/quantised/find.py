@@ -16,11 +16,11 @@ from intarsia.quantised.lacking import faults_of_parts
 from intarsia.quantised.scheme import Scheme, scheme_of
 from intarsia.quantised.weight import (
     Alike,
-    Part,
     Quantised,
     QuantisedWeight,
     Role,
     Typed,
+    WeightPart,
     part_of,
 )
 from intarsia.quantised.words import (
@@ -54,7 +54,7 @@ def find_quantised(
     taken = {*own}
     columns = [(claim, group.left(claim, parts, mains, own)) for group, claim, parts in claimed]
     kinds: dict[Hashable, int] = {}
-    found, order, bare = list[Alike](), list[int](), list[Part]()
+    found, order, bare = list[Alike](), list[int](), list[WeightPart]()
     for of, (main, word) in mains.items():
         others = [(parts[of], claim) for claim, parts in columns if of in parts]
         if not others:
@@ -154,7 +154,7 @@ def _holds_codes(dtype: str) -> bool:
     return (dtype.startswith("F8") and dtype != "F8_E8M0") or dtype in _INTEGERS
 
 
-def _weight(of: str, main: Part, others: tuple[Part, ...], scheme: Scheme | None) -> QuantisedWeight:  # fmt: skip
+def _weight(of: str, main: WeightPart, others: tuple[WeightPart, ...], scheme: Scheme | None) -> QuantisedWeight:  # fmt: skip
     form = _FORMS.get(main.word, main.word)
     if not form:
         form = "nf4" if any(part.word in FOUR_BITS for part in others) else "scaled"
@@ -203,7 +203,7 @@ def _by_module(
             yield QuantisedWeight(f"{module}.weight", "unknown", main, rest, True, scheme)
 
 
-def _notes(alike: Iterable[Alike], lone: list[Part], scheme: Scheme | None) -> Iterator[str]:
+def _notes(alike: Iterable[Alike], lone: list[WeightPart], scheme: Scheme | None) -> Iterator[str]:
     counts: dict[str, int] = {}
     for kind in alike:
         counts[kind.first.label] = counts.get(kind.first.label, 0) + len(kind.names)

@@ -9,12 +9,12 @@ from intarsia.quantised.scheme import Scheme
 from intarsia.quantised.shapes import misshaped
 from intarsia.quantised.weight import (
     Alike,
-    Part,
     Quantised,
     QuantisedWeight,
     Role,
     ScaleFault,
     Typed,
+    WeightPart,
 )
 from intarsia.quantised.words import KNOWN, Claim
 
@@ -25,7 +25,7 @@ _DECIDING = (Role.SCALE, Role.WHOLE_SCALE, Role.ZERO, Role.ORDER)
 def faults_of_parts(
     tensors: Mapping[str, Typed],
     weights: Quantised,
-    bare: Iterable[Part],
+    bare: Iterable[WeightPart],
     loose: Iterable[Claim],
     scheme: Scheme | None,
 ) -> Iterator[ScaleFault]:
@@ -46,7 +46,7 @@ def _faults(
 
 
 def _missing(
-    weights: Quantised, bare: Iterable[Part], scheme: Scheme | None
+    weights: Quantised, bare: Iterable[WeightPart], scheme: Scheme | None
 ) -> Iterator[ScaleFault]:
     """Quantised weights without any scale that makes numbers of them."""
     like = {(kind.first.main.word, kind.first.main.dtype.name) for kind in weights.alike}

@@ -7,7 +7,7 @@ from math import prod
 
 from intarsia.mesh import Shape
 from intarsia.quantised.scheme import Scheme
-from intarsia.quantised.weight import Part, QuantisedWeight, Role, ScaleFault
+from intarsia.quantised.weight import QuantisedWeight, Role, ScaleFault, WeightPart
 
 _GEMM = ("", "gemm", "gptq", "gptq_v2")
 """Layouts of AWQ and GPTQ that are checked; others pack in orders of their own."""
@@ -87,7 +87,7 @@ def numbers_in(w: QuantisedWeight) -> int | None:
     return None
 
 
-def _allowed(w: QuantisedWeight, part: Part) -> list[Shape] | None:
+def _allowed(w: QuantisedWeight, part: WeightPart) -> list[Shape] | None:
     """The shapes that a part may have: empty where any will do, None where this one cannot be."""
     main, scheme = w.main.shape, w.scheme
     if part.role is Role.WHOLE_SCALE or (part.role is Role.ACTIVATION and scheme is not None):
@@ -107,7 +107,7 @@ def _allowed(w: QuantisedWeight, part: Part) -> list[Shape] | None:
     return []
 
 
-def _qweight(w: QuantisedWeight, part: Part, scheme: Scheme) -> list[Shape]:
+def _qweight(w: QuantisedWeight, part: WeightPart, scheme: Scheme) -> list[Shape]:
     """AWQ packs columns of outputs, GPTQ rows of inputs, of which the last word need not be full."""
     (rows, columns), word = w.main.shape, w.main.dtype.itemsize * 8
     if not scheme.bits or word % scheme.bits or scheme.method not in ("awq", "gptq"):
@@ -127,7 +127,7 @@ def _qweight(w: QuantisedWeight, part: Part, scheme: Scheme) -> list[Shape]:
     return shapes.get(part.word, [])
 
 
-def _of_packed(w: QuantisedWeight, part: Part) -> list[Shape]:
+def _of_packed(w: QuantisedWeight, part: WeightPart) -> list[Shape]:
     main, per, scheme = w.main.shape, packing(w), w.scheme
     if part.word == "_shape":
         return [(len(main),)]
@@ -149,7 +149,7 @@ def _of_packed(w: QuantisedWeight, part: Part) -> list[Shape]:
     return [(1,), ()] if scheme.per == "tensor" else []
 
 
-def _of_scaled(w: QuantisedWeight, part: Part) -> list[Shape] | None:
+def _of_scaled(w: QuantisedWeight, part: WeightPart) -> list[Shape] | None:
     scheme = w.scheme
     *lead_, rows, columns = w.main.shape
     lead = tuple(lead_)

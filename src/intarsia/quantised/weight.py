@@ -44,7 +44,7 @@ class Typed(Protocol):
 
 
 @frozen
-class Part:
+class WeightPart:
     """One stored tensor of a quantised weight; `word` is what its name adds to the weight's."""
 
     name: str
@@ -54,8 +54,8 @@ class Part:
     shape: Shape
 
 
-def part_of(tensor: Typed, word: str, role: Role) -> Part:
-    return Part(tensor.name, word, role, tensor.dtype, tensor.shape)
+def part_of(tensor: Typed, word: str, role: Role) -> WeightPart:
+    return WeightPart(tensor.name, word, role, tensor.dtype, tensor.shape)
 
 
 @frozen
@@ -67,8 +67,8 @@ class QuantisedWeight:
 
     of: str
     form: str
-    main: Part
-    others: tuple[Part, ...]
+    main: WeightPart
+    others: tuple[WeightPart, ...]
     packed: bool
     scheme: Scheme | None = None
 
@@ -92,18 +92,18 @@ class QuantisedWeight:
         return self.form, self.packed, main.word, main.dtype.name, main.shape, *others
 
     @property
-    def own_shapes(self) -> tuple[Part, ...]:
+    def own_shapes(self) -> tuple[WeightPart, ...]:
         """The parts whose shapes are not those of the model's weights, whatever their names."""
         return () if not self.packed else self.parts if self.form == "unknown" else (self.main,)
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[WeightPart, ...]:
         return (self.main, *self.others)
 
     def renamed(self, of: str, names: Sequence[str]) -> QuantisedWeight:
         """A weight that differs from this one by its name and those of its parts alone."""
         main, *others = (
-            Part(name, part.word, part.role, part.dtype, part.shape)
+            WeightPart(name, part.word, part.role, part.dtype, part.shape)
             for name, part in zip(names, self.parts, strict=True)
         )
         return QuantisedWeight(of, self.form, main, tuple(others), self.packed, self.scheme)
@@ -176,7 +176,7 @@ class Quantised:
         return found
 
     @cached_property
-    def by_part(self) -> Mapping[str, tuple[QuantisedWeight, Part]]:
+    def by_part(self) -> Mapping[str, tuple[QuantisedWeight, WeightPart]]:
         """The weight that each stored tensor is a part of."""
         return {part.name: (w, part) for w in self.weights for part in w.parts}
 

@@ -37,7 +37,7 @@ from intarsia.run.windows.moves import Movable, movable_windows, move_windows
 from intarsia.run.windows.slots import Slots
 from intarsia.run.windows.strips import StripPlans
 from intarsia.run.windows.tally import Sums, Tallied, Tally
-from intarsia.run.windows.written import NOTHING, Part, Written, unfinished
+from intarsia.run.windows.written import NOTHING, SlotPart, Written, unfinished
 from intarsia.store.writing.staging import Staging
 
 Progress = Callable[[int], None]
@@ -104,7 +104,7 @@ class Execution:
     def _slots(self) -> Slots:
         return Slots(self.arrangement.columns)
 
-    def run(self, steps: Sequence[Step]) -> list[Part]:
+    def run(self, steps: Sequence[Step]) -> list[SlotPart]:
         """Carry out steps on the budget's threads; the first failure stops all of them."""
         done = share_out(steps, self.budget.workers, self.step, uses=self._files)
         return list(chain(*done))
@@ -118,7 +118,7 @@ class Execution:
     def _plans(self) -> StripPlans:
         return StripPlans(self._slots, self.tally.sizes)
 
-    def step(self, step: Step) -> list[Part]:
+    def step(self, step: Step) -> list[SlotPart]:
         """Fill the windows of one step and write them; the parts whose slots await other steps."""
         source, movable = replace(self.source, losses=Counter()), list[Movable]()
         others: Step = step
@@ -194,9 +194,9 @@ class Execution:
             for at, buffers in adjoin(some):
                 self.staging.write(file, at, buffers)
 
-    def finish(self, parts: Sequence[Part], targets: Mapping[str, Target]) -> None:
+    def finish(self, parts: Sequence[SlotPart], targets: Mapping[str, Target]) -> None:
         """Write what needs every part: the wrapping of slots that were written in stretches."""
-        by_slot: dict[tuple[str, int], list[Part]] = {}
+        by_slot: dict[tuple[str, int], list[SlotPart]] = {}
         for part in parts:
             by_slot.setdefault((part.target, part.slot), []).append(part)
         for (name, k), held in by_slot.items():
@@ -216,7 +216,7 @@ class Execution:
         self.staging.write(slot.file, slot.start_bytes + length_bytes, [slot.wrapping.tail(crc)])
 
 
-def _joined(parts: Sequence[Part], whole_bytes: int, name: str) -> int:
+def _joined(parts: Sequence[SlotPart], whole_bytes: int, name: str) -> int:
     at, crc = 0, 0
     for part in parts:
         if part.start_bytes != at:

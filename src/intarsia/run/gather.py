@@ -39,7 +39,7 @@ _MOST_SCRATCH = 1.25
 _scratch = Room()
 _SAME = Change(BY_NAME["U8"], BY_NAME["U8"])
 
-Part = tuple[Bytes, DType]
+PartBytes = tuple[Bytes, DType]
 """What a part of a value holds for each place of a buffer, and its element type."""
 
 
@@ -76,7 +76,7 @@ class Fill:
     change: Change
     buffer: Bytes
     watch: Watch | None = None
-    parts: Mapping[str, Part] = field(default_factory=dict)
+    parts: Mapping[str, PartBytes] = field(default_factory=dict)
     front: Front | None = None
 
     @property

@@ -18,14 +18,14 @@ from intarsia.mesh import Box
 from intarsia.planning.copy import Copy, copies_into
 from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.planning.proof import Proven
-from intarsia.run.gather import Fill, Front, Part, Straight, gather, read_fronts
+from intarsia.run.gather import Fill, Front, PartBytes, Straight, gather, read_fronts
 from intarsia.run.located import locate_chunk
 from intarsia.run.losses import Losses, Watch
 from intarsia.run.room import Bytes
 from intarsia.store.reading.folder import Folder
 from intarsia.value import Change
 
-_NO_PARTS: Mapping[str, Part] = {}
+_NO_PARTS: Mapping[str, PartBytes] = {}
 
 
 class Begins(NamedTuple):
@@ -118,7 +118,7 @@ class Source:
         change: Change,
         buffer: Bytes,
         watch: Watch | None = None,
-        parts: Mapping[str, Part] = _NO_PARTS,
+        parts: Mapping[str, PartBytes] = _NO_PARTS,
     ) -> list[Fill | Straight]:
         """The reads of copies of a stored tensor, each from where its elements are, or are expected."""
         kind, memory, size = self.format.front_kind(stored), buffer.data, change.src.itemsize
@@ -152,7 +152,7 @@ class Source:
         change: Change,
         buffer: Bytes,
         watch: Watch | None,
-        parts: Mapping[str, Part],
+        parts: Mapping[str, PartBytes],
     ) -> Iterator[Fill]:
         """The reads of a copy from where its elements are, in the order of the file."""
         found = self.locate(copy.stored, copy.chunk)
@@ -160,9 +160,9 @@ class Source:
         for piece in pieces:
             yield Fill(copy.chunk.file, found.start_bytes, piece, change, buffer, watch, parts)
 
-    def _parts_for(self, names: Iterable[str], layout: Layout) -> dict[str, Part]:
+    def _parts_for(self, names: Iterable[str], layout: Layout) -> dict[str, PartBytes]:
         """What the parts of values hold for each place of a buffer with `layout`."""
-        found = dict[str, Part]()
+        found = dict[str, PartBytes]()
         for name in names:
             part = self.manifest.parts[name]
             same = Change(part.dtype, part.dtype)

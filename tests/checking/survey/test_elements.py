@@ -11,12 +11,12 @@ import torch
 from intarsia.checking.alone.headers import read_headers
 from intarsia.checking.survey.elements import Elements
 from intarsia.checking.survey.item_stats import ItemStats
-from intarsia.checking.survey.items import Item, items_of
+from intarsia.checking.survey.items import SurveyItem, items_of
 from intarsia.value.bits import bits_dtype
 from tests.checkpoints import write_hf
 
 
-def item_of(name: str, x: torch.Tensor, path: Path) -> Item:
+def item_of(name: str, x: torch.Tensor, path: Path) -> SurveyItem:
     manifest = read_headers(write_hf(path, {name: x}, None), None).manifest
     assert manifest is not None
     (item,) = items_of(manifest)

@@ -10,7 +10,7 @@ import torch
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import CoverageError
 from intarsia.live.saving.exchange import Statement, heard
-from intarsia.live.saving.parts import HeldBox, Part
+from intarsia.live.saving.parts import HeldBox, HeldPart
 from intarsia.live.saving.plan import SavePlan
 from intarsia.mesh import Box, Mesh, Rule
 
@@ -27,7 +27,7 @@ def statements(mesh: Mesh) -> list[Statement]:
     for rank in range(mesh.size):
         boxes = {name: mesh.box(shape, Rule(), rank) for name, shape in TENSORS.items()}
         parts = [
-            (Part(name, F32, TENSORS[name], box, everyone, torch.empty(0)), everyone)
+            (HeldPart(name, F32, TENSORS[name], box, everyone, torch.empty(0)), everyone)
             for name, box in boxes.items()
             if box is not None and box.size
         ]

@@ -9,7 +9,7 @@ import torch
 
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import CoverageError
-from intarsia.live.saving.parts import HeldBox, Part
+from intarsia.live.saving.parts import HeldBox, HeldPart
 from intarsia.live.saving.replicas import holders_of
 from intarsia.live.saving.snapshot import Snapshot
 from intarsia.live.saving.write import write
@@ -55,7 +55,7 @@ def test_a_save_of_wrong_parts_leaves_nothing(
     tmp_path: Path, rows: list[tuple[int, int]], memory: int, text: str
 ) -> None:
     parts = [
-        Part("w", F32, (8, 2), Box((lo, 0), (hi - lo, 2)), (), torch.ones(memory, 2))
+        HeldPart("w", F32, (8, 2), Box((lo, 0), (hi - lo, 2)), (), torch.ones(memory, 2))
         for lo, hi in rows
     ]
     what = Snapshot({}, lambda _: iter(parts), {}, {}, None)

@@ -30,7 +30,7 @@ _OF_ADAM = (*SHAPED, STEP)
 _FEW = 10
 """Of ten parameters that are alike at most one is lost; more were left out on purpose."""
 
-Held = dict[str, set[str]]
+KindsByParameter = dict[str, set[str]]
 """The kinds of state that each parameter has."""
 
 
@@ -39,7 +39,7 @@ def missing_state(manifest: Manifest, known: Collection[str] = ()) -> Iterator[F
 
     What is in `known` cannot be read and is not reported again.
     """
-    held: Held = kinds_by_parameter(map(StateName.of, manifest.logical))
+    held: KindsByParameter = kinds_by_parameter(map(StateName.of, manifest.logical))
     moving = {of: kinds for of, kinds in held.items() if not kinds.isdisjoint(_MOMENTS)}
     if not moving:
         return

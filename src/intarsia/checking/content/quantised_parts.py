@@ -20,7 +20,7 @@ from intarsia.family import table_for
 from intarsia.format.strict_json import parse_json
 from intarsia.mesh import Box, Shape
 from intarsia.planning.manifest import Manifest
-from intarsia.quantised import Part, QuantisedWeight, Role
+from intarsia.quantised import QuantisedWeight, Role, WeightPart
 
 Whole = NDArray[Any]
 
@@ -29,7 +29,7 @@ def part_faults(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fau
     """Parts that contradict the others of their weight, like ones as one; those in `known` are reported elsewhere."""
     table = table_for(manifest.config)
     rows = table.known if table else {}
-    kinds: dict[str, list[tuple[Part, str]]] = {}
+    kinds: dict[str, list[tuple[WeightPart, str]]] = {}
     with Checkpoint(manifest) as checkpoint:
         for w, part, wrong_in in _telling(manifest, known):
             shape = rows[w.of].layout.shape if w.of in rows else None
@@ -43,12 +43,12 @@ def part_faults(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fau
         yield Fault("parts-contradict", names, files, with_more(like[0][1], like))
 
 
-Judge = Callable[[QuantisedWeight, Part, Whole, Shape | None], str]
+Judge = Callable[[QuantisedWeight, WeightPart, Whole, Shape | None], str]
 
 
 def _telling(
     manifest: Manifest, known: Collection[str]
-) -> Iterator[tuple[QuantisedWeight, Part, Judge]]:
+) -> Iterator[tuple[QuantisedWeight, WeightPart, Judge]]:
     """The parts whose content says something of the others, with what judges it."""
     for kind in manifest.quantised.alike:
         if any(map(_judge_of, kind.first.others)):
@@ -59,7 +59,7 @@ def _telling(
                         yield w, part, judge
 
 
-def _judge_of(part: Part) -> Judge | None:
+def _judge_of(part: WeightPart) -> Judge | None:
     if part.dtype.floating:
         return None
     if part.role is Role.ORDER:
@@ -67,13 +67,13 @@ def _judge_of(part: Part) -> Judge | None:
     return {"_shape": _wrong_shape, ".quant_state": _wrong_state}.get(part.word)
 
 
-def _read(checkpoint: Checkpoint, part: Part) -> Whole:
+def _read(checkpoint: Checkpoint, part: WeightPart) -> Whole:
     raw = checkpoint.read_box(checkpoint.prover.tensor(part.name), Box.whole(part.shape))
     signed = "i" if part.dtype.name.startswith("I") else "u"
     return raw.view(f"<{signed}{part.dtype.itemsize}")
 
 
-def _wrong_order(w: QuantisedWeight, part: Part, held: Whole, _: Shape | None) -> str:
+def _wrong_order(w: QuantisedWeight, part: WeightPart, held: Whole, _: Shape | None) -> str:
     """Groups that have no scale; compressed-tensors has -1 throughout where there is no order."""
     scale = next((p for p in w.others if p.role is Role.SCALE and p.shape), None)
     if scale is None or not held.size:
@@ -90,7 +90,7 @@ def _wrong_order(w: QuantisedWeight, part: Part, held: Whole, _: Shape | None) -
     )
 
 
-def _wrong_shape(w: QuantisedWeight, part: Part, held: Whole, model: Shape | None) -> str:
+def _wrong_shape(w: QuantisedWeight, part: WeightPart, held: Whole, model: Shape | None) -> str:
     """A shape that compressed-tensors cuts its unpacked codes to, which must be theirs."""
     stored, scheme = w.main.shape, w.scheme
     said = tuple(int(n) for n in held)
@@ -111,7 +111,7 @@ def _packs(columns: int, words: int, w: QuantisedWeight) -> bool:
     return any(words in (-(-columns * n // word), -(-columns // (word // n))) for n in bits)
 
 
-def _wrong_state(w: QuantisedWeight, part: Part, held: Whole, model: Shape | None) -> str:
+def _wrong_state(w: QuantisedWeight, part: WeightPart, held: Whole, model: Shape | None) -> str:
     """What bitsandbytes says of four bits in JSON: type, shape and blocks."""
     said = None
     with suppress(FormatError):

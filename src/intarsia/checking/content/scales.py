@@ -8,7 +8,7 @@ from intarsia.checking.fault import Fault, with_more
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.errors import few
 from intarsia.planning.manifest import Manifest
-from intarsia.quantised import Part, Quantised, QuantisedWeight, Role, ScaleFault
+from intarsia.quantised import Quantised, QuantisedWeight, Role, ScaleFault, WeightPart
 from intarsia.quantised.scheme import Scheme
 from intarsia.quantised.words import KNOWN
 
@@ -106,7 +106,9 @@ def weights_among(found: Sequence[ItemStats], quantised: Quantised) -> list[Item
     return [stats for stats in found if _part_beside(stats, quantised) is None]
 
 
-def _part_beside(stats: ItemStats, quantised: Quantised) -> tuple[QuantisedWeight, Part] | None:
+def _part_beside(
+    stats: ItemStats, quantised: Quantised
+) -> tuple[QuantisedWeight, WeightPart] | None:
     """The part that a tensor is of a quantised weight, unless its elements are the weight's own codes or numbers."""
     found = quantised.by_part.get(stats.item.stored.name)
     if found is None or (found[1].role is Role.WEIGHT and not found[0].is_bytes):

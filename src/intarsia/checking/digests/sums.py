@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from intarsia.checking.survey.items import Item
+from intarsia.checking.survey.items import SurveyItem
 from intarsia.layout import Layout
 from intarsia.planning.copy import layout_of_box
 from intarsia.planning.manifest import Chunk, Logical, Stored
@@ -21,7 +21,7 @@ from intarsia.value.bits import Bits
 class Summing:
     """The sums of what one item holds of the logical tensors that are wanted, while its blocks come in."""
 
-    item: Item
+    item: SurveyItem
     wanted: Mapping[str, Logical]
     weights: Mapping[str, Logical] = field(default_factory=dict)
     """The weights, by name, that the item holds the main weights of."""

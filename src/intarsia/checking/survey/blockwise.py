@@ -10,7 +10,7 @@ from intarsia.checking.survey.item_survey import ItemSurvey, SurveyContext
 from intarsia.checking.survey.items import items_of
 from intarsia.checking.survey.small_items import SmallItem, SmallItems, neighbours, small_item
 from intarsia.checking.survey.small_survey import survey_together
-from intarsia.checking.survey.stretches import Stretch
+from intarsia.checking.survey.stretches import ChunkStretch
 from intarsia.format.registry import folder_of, format_named
 from intarsia.frozen import frozen
 from intarsia.planning.manifest import Logical, Manifest
@@ -27,7 +27,7 @@ class StretchOfItem:
     """A stretch that a thread looks at on its own."""
 
     survey: ItemSurvey
-    stretch: Stretch
+    stretch: ChunkStretch
 
     @property
     def nbytes(self) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.checking.survey.item_stats import ItemStats
-from intarsia.checking.survey.items import Item
+from intarsia.checking.survey.items import SurveyItem
 from intarsia.dtypes import DType
 from intarsia.frozen import frozen
 from intarsia.kernel.surveying import Seen
@@ -53,7 +53,7 @@ class Elements:
     of_master: bool
 
     @staticmethod
-    def of(item: Item) -> Elements:
+    def of(item: SurveyItem) -> Elements:
         dtype = item.stored.dtype
         if dtype.name not in _NOT_FINITE:
             odd_from = 1 << (8 * dtype.itemsize) if is_plain(dtype) else 0

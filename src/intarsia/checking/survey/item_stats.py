@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.checking.fault import Fault
-from intarsia.checking.survey.items import Item
+from intarsia.checking.survey.items import SurveyItem
 from intarsia.checking.survey.matrix_facts import MatrixFacts
 from intarsia.frozen import frozen
 from intarsia.layout import unravel
@@ -63,7 +63,7 @@ class Odd:
 class ItemStats:
     """What the pass saw of one item; `least` and `used_bits` only where a fault may show in them."""
 
-    item: Item
+    item: SurveyItem
     matrices: Sequence[MatrixFacts] = ()
     faults: Sequence[Fault] = ()
     not_finite: Odd = Odd()

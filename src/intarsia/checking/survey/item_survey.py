@@ -17,9 +17,15 @@ from intarsia.checking.fault import Fault
 from intarsia.checking.survey.block_survey import SUM_BYTES, BlockSurvey, survey_block
 from intarsia.checking.survey.elements import is_plain
 from intarsia.checking.survey.item_stats import ItemStats
-from intarsia.checking.survey.items import Item
+from intarsia.checking.survey.items import SurveyItem
 from intarsia.checking.survey.matrix_sums import MatrixSums
-from intarsia.checking.survey.stretches import Block, Stretch, blocks_of, cut_stretches, whole_block
+from intarsia.checking.survey.stretches import (
+    Block,
+    ChunkStretch,
+    blocks_of,
+    cut_stretches,
+    whole_block,
+)
 from intarsia.checking.survey.wrapped_chunks import KnownChunks
 from intarsia.errors import IntarsiaError
 from intarsia.format.base import Format, Located
@@ -108,17 +114,17 @@ class _Part:
 class ItemSurvey:
     """One item while its stretches are looked at, by any thread."""
 
-    def __init__(self, item: Item, context: SurveyContext, most_bytes: int) -> None:
+    def __init__(self, item: SurveyItem, context: SurveyContext, most_bytes: int) -> None:
         self.item, self._context = item, context
         self.stats = ItemStats(item)
         self._lock = threading.Lock()
         self._places: dict[int, ChunkPlace] = {}
-        self._parts: dict[Stretch, _Part] = {}
+        self._parts: dict[ChunkStretch, _Part] = {}
         self.stretches = tuple(self._cut(most_bytes))
         if not self.stretches:
             self._finish()
 
-    def _cut(self, most_bytes: int) -> Iterator[Stretch]:
+    def _cut(self, most_bytes: int) -> Iterator[ChunkStretch]:
         for number, chunk in enumerate(self.item.chunks):
             if not chunk.box.size:
                 continue
@@ -132,7 +138,7 @@ class ItemSurvey:
     def _matrix_sums(self) -> MatrixSums:
         return MatrixSums(self.item.units, self.item.stored.dtype, self._context.most_sums)
 
-    def look(self, stretch: Stretch) -> None:
+    def look(self, stretch: ChunkStretch) -> None:
         """Read a stretch; with the last one the item is done."""
         part = _Part(ItemStats(self.item), [])
         try:
@@ -146,7 +152,7 @@ class ItemSurvey:
         if last:
             self._finish()
 
-    def _look(self, stretch: Stretch, part: _Part) -> None:
+    def _look(self, stretch: ChunkStretch, part: _Part) -> None:
         context, chunk = self._context, self.item.chunks[stretch.number]
         with self._lock:
             matrix_sums, place = self._matrix_sums, self._place(stretch.number)
@@ -171,7 +177,7 @@ class ItemSurvey:
 
     def _look_in_file(
         self,
-        stretch: Stretch,
+        stretch: ChunkStretch,
         part: _Part,
         matrix_sums: MatrixSums,
         place: ChunkPlace,

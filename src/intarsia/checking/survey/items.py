@@ -16,7 +16,7 @@ from intarsia.state.names import kind_of
 
 
 @frozen_open
-class Item:
+class SurveyItem:
     """A stored tensor, or one matrix of it, with the chunks that hold it.
 
     `names` are all stored tensors that these chunks stand for: Megatron-FSDP's main weight is
@@ -46,7 +46,7 @@ class Item:
         return sum(chunk.box.size for chunk in self.chunks) * self.stored.dtype.itemsize
 
 
-def items_of(manifest: Manifest) -> list[Item]:
+def items_of(manifest: Manifest) -> list[SurveyItem]:
     """The items of a checkpoint, each byte in one of them."""
     twins: dict[Any, list[Stored]] = {}
     keys = Counter([stored.key for stored in manifest.stored.values()])
@@ -58,14 +58,14 @@ def items_of(manifest: Manifest) -> list[Item]:
     return [item for held in twins.values() for item in _cut(tuple(held))]
 
 
-def _cut(names: tuple[Stored, ...]) -> Iterator[Item]:
+def _cut(names: tuple[Stored, ...]) -> Iterator[SurveyItem]:
     """One item per matrix where no chunk spans two of them, so that little is held at once."""
     stored, units = names[0], units_of(names[0])
     if not units or not stored.layout.size:
         return
     if len(units) == 1:
         if held := tuple([chunk for chunk in stored.chunks if chunk.box.size]):
-            yield Item(names, (units[0],), held)
+            yield SurveyItem(names, (units[0],), held)
         return
     by_unit: dict[int, list[Chunk]] = {}
     for chunk in stored.chunks:
@@ -73,11 +73,11 @@ def _cut(names: tuple[Stored, ...]) -> Iterator[Item]:
             continue
         first, last = (row // max(units[0].rows, 1) for row in _row_span(chunk.box, stored.shape))
         if first != last:
-            yield Item(names, tuple(units), stored.chunks)
+            yield SurveyItem(names, tuple(units), stored.chunks)
             return
         by_unit.setdefault(first, []).append(chunk)
     for k, chunks in by_unit.items():
-        yield Item(names, (units[k],), tuple(chunks))
+        yield SurveyItem(names, (units[k],), tuple(chunks))
 
 
 def _row_span(box: Box, shape: tuple[int, ...]) -> tuple[int, int]:

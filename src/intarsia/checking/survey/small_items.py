@@ -9,7 +9,7 @@ from intarsia.checking.digests.sums import is_summed
 from intarsia.checking.survey.block_survey import SUM_BYTES
 from intarsia.checking.survey.elements import is_plain
 from intarsia.checking.survey.item_survey import SurveyContext
-from intarsia.checking.survey.items import Item
+from intarsia.checking.survey.items import SurveyItem
 from intarsia.checking.survey.wrapped_chunks import GAP_BYTES
 from intarsia.frozen import frozen
 from intarsia.run.sharing import in_steps
@@ -25,7 +25,7 @@ class SmallItem:
     """
 
     number: int
-    item: Item
+    item: SurveyItem
     run: Run
     tensor: str
     wrapped: bool
@@ -54,7 +54,7 @@ class SmallItems:
         return sum([x.nbytes for x in self.items])
 
 
-def small_item(number: int, item: Item, context: SurveyContext) -> SmallItem | None:
+def small_item(number: int, item: SurveyItem, context: SurveyContext) -> SmallItem | None:
     """An item that is surveyed with its neighbours; None for any other."""
     if not len(item.names) == len(item.units) == 1:
         return None

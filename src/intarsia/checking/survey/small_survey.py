@@ -16,7 +16,7 @@ from intarsia.checking.survey.elements import Elements
 from intarsia.checking.survey.in_memory import survey_in_memory
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.checking.survey.item_survey import ItemSurvey, SurveyContext
-from intarsia.checking.survey.items import Item
+from intarsia.checking.survey.items import SurveyItem
 from intarsia.checking.survey.matrix_facts import (
     CUTS,
     FEWEST_ROWS,
@@ -47,7 +47,7 @@ class _Alike:
     head: bytes
 
     @staticmethod
-    def of(item: Item) -> _Alike:
+    def of(item: SurveyItem) -> _Alike:
         elements, unit = Elements.of(item), item.units[0]
         wanted = FACTS | (REPEATS if is_wide(unit, elements.dtype) else 0)
         return _Alike(elements, wanted, head_of_digest(elements.dtype, unit))
@@ -182,7 +182,7 @@ def _shown(
     return found
 
 
-def _facts(item: Item, kind: _Alike, at: Matrix, seen: Seen, sums: Sums) -> MatrixFacts:
+def _facts(item: SurveyItem, kind: _Alike, at: Matrix, seen: Seen, sums: Sums) -> MatrixFacts:
     unit = item.units[0]
     if seen.odd:
         columns_at = at.sums_at + unit.rows
@@ -192,7 +192,7 @@ def _facts(item: Item, kind: _Alike, at: Matrix, seen: Seen, sums: Sums) -> Matr
     return ordinary_facts(unit, kind.head + hashed)
 
 
-def _zero_chunks(item: Item, elements: Elements, view: Bytes) -> tuple[Chunk, ...]:
+def _zero_chunks(item: SurveyItem, elements: Elements, view: Bytes) -> tuple[Chunk, ...]:
     """The chunks that hold nothing but zeros, of any sign."""
     whole = view.view(bits_dtype(elements.dtype)).reshape(item.stored.shape)
     return tuple(

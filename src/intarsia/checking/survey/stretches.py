@@ -16,7 +16,7 @@ _ROW_BYTES = 32
 
 
 @frozen
-class Stretch:
+class ChunkStretch:
     """Rows `[lo, hi)` of chunk `number` of an item, all of them or, of one row, columns `[first, end)`."""
 
     number: int
@@ -40,27 +40,27 @@ class Block:
     width: int
 
 
-def cut_stretches(number: int, box: Box, itemsize: int, most_bytes: int) -> Iterator[Stretch]:
+def cut_stretches(number: int, box: Box, itemsize: int, most_bytes: int) -> Iterator[ChunkStretch]:
     """A chunk in stretches of at most so many bytes, or one element.
 
     >>> [s.size for s in cut_stretches(0, Box((0, 0), (3, 4)), 2, 16)]
     [8, 4]
     """
     for lo, hi, first, end in _rectangles(box, itemsize, most_bytes, 0):
-        yield Stretch(number, lo, hi, first, end)
+        yield ChunkStretch(number, lo, hi, first, end)
 
 
 def blocks_of(
-    stretch: Stretch, box: Box, shape: Shape, itemsize: int, most_bytes: int
+    stretch: ChunkStretch, box: Box, shape: Shape, itemsize: int, most_bytes: int
 ) -> Iterator[Block]:
     """A stretch of a chunk in blocks of whole rows, or parts of one."""
     inside = Box((0, 0), (stretch.hi - stretch.lo, stretch.end - stretch.first))
     for lo, hi, first, end in _rectangles(inside, itemsize, most_bytes, _ROW_BYTES):
         at = stretch.lo + lo, stretch.lo + hi, stretch.first + first, stretch.first + end
-        yield whole_block(Stretch(stretch.number, *at), box, shape)
+        yield whole_block(ChunkStretch(stretch.number, *at), box, shape)
 
 
-def whole_block(stretch: Stretch, box: Box, shape: Shape) -> Block:
+def whole_block(stretch: ChunkStretch, box: Box, shape: Shape) -> Block:
     """A stretch of a chunk as one block."""
     before = box.offsets[-1] if box.shape else 0
     return Block(

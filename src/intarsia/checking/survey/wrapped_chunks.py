@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from intarsia.checking.survey.items import Item
+from intarsia.checking.survey.items import SurveyItem
 from intarsia.errors import IntarsiaError, StoreError
 from intarsia.format.base import Around, Format
 from intarsia.frozen import frozen
@@ -38,7 +38,7 @@ _MOST_KINDS = 4
 class Alike:
     """Items of one shape and element type that are cut alike, and a row of memory for the elements of each."""
 
-    items: Sequence[Item]
+    items: Sequence[SurveyItem]
     rows: Bytes
 
 
@@ -59,7 +59,7 @@ class KnownChunks:
     _known: dict[Hashable, list[Around]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def like(self, items: Sequence[Item], number: int) -> list[Around]:
+    def like(self, items: Sequence[SurveyItem], number: int) -> list[Around]:
         """What is known of chunk `number` of items that are cut alike."""
         stored, chunk = items[0].stored, items[0].chunks[number]
         kind = self.format.front_kind(stored), stored.dtype, chunk.box.shape, chunk.length_bytes
@@ -115,7 +115,7 @@ def _bring_group(
 
 
 def _known_chunks(
-    items: Sequence[Item], number: int, known: KnownChunks, memory: Bytes, at: Ints
+    items: Sequence[SurveyItem], number: int, known: KnownChunks, memory: Bytes, at: Ints
 ) -> tuple[Ints, NDArray[np.uint32]]:
     """Where in chunk `number` of each item its elements begin, and the CRC-32 that is recorded of them.
 

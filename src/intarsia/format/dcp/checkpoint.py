@@ -13,7 +13,7 @@ from typing import Any
 
 from intarsia.errors import FormatError, few
 from intarsia.family import Table, table_for
-from intarsia.format.base import Arrangement, Held, WriteOptions
+from intarsia.format.base import Arrangement, HeldTarget, WriteOptions
 from intarsia.format.complaint import Complain, Complaint, going_on, refuse
 from intarsia.format.dcp.accelerate import below, is_accelerate, parts_of, saved_apart
 from intarsia.format.dcp.archives import Archives, stored_of
@@ -123,7 +123,7 @@ class Dcp(Archives):
         return None
 
     def lay_out(
-        self, held: Iterable[Held], entries: Mapping[str, bytes], ranks: int
+        self, held: Iterable[HeldTarget], entries: Mapping[str, bytes], ranks: int
     ) -> Arrangement:
         return lay_out(held, entries, ranks)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from intarsia.dtypes import DType
 from intarsia.format.arrangement import SlotColumns, SlotPlaces, Wrapped
-from intarsia.format.base import PAGE_BYTES, Arrangement, Held, WriteOptions
+from intarsia.format.base import PAGE_BYTES, Arrangement, HeldTarget, WriteOptions
 from intarsia.format.dcp.metadata import METADATA, Metadata, TensorRecord
 from intarsia.format.dcp.metadata_write import write_metadata
 from intarsia.format.dcp.own_keys import with_own_keys
@@ -118,13 +118,13 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
     return lay_out(held, options.entries, options.mesh.size, options.source)
 
 
-def cut_by(mesh: Mesh, targets: Iterable[Target]) -> Iterator[Held]:
+def cut_by(mesh: Mesh, targets: Iterable[Target]) -> Iterator[HeldTarget]:
     """Each target, with the ranks of a mesh that hold its boxes."""
     return ((t.name, t.dtype, t.shape, mesh.holders(t.shape, t.rule)) for t in targets)
 
 
 def lay_out(
-    held: Iterable[Held],
+    held: Iterable[HeldTarget],
     entries: Mapping[str, bytes],
     ranks: int,
     source: Manifest | None = None,
@@ -139,7 +139,7 @@ def lay_out(
 
 
 def place_all(
-    files: Files, held: Iterable[Held]
+    files: Files, held: Iterable[HeldTarget]
 ) -> tuple[dict[str, SlotColumns], dict[str, TensorRecord]]:
     """A place for every box of every tensor, and what the metadata say of it."""
     taken = [

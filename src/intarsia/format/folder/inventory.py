@@ -17,7 +17,7 @@ from intarsia.format.hf.files import OPTIMIZER
 from intarsia.format.hf.weight_sets import ADAPTER, index_of, stem_of_file, stem_of_index
 from intarsia.format.megatron.frame import COMMON_FILE, home_of
 from intarsia.frozen import frozen
-from intarsia.planning.inventory import Fate, Item, Role
+from intarsia.planning.inventory import Fate, InventoryItem, Role
 from intarsia.planning.manifest import Manifest, Side
 from intarsia.quantity import human
 from intarsia.store.address import named
@@ -100,13 +100,13 @@ def with_files(manifest: Manifest, given: PurePath, format: Format) -> Manifest:
     """
     root = named(manifest.path)
     if not is_folder(root):
-        item = Item("file", root.name, Role.MODEL, Fate.READ, nbytes=size_of(root))
+        item = InventoryItem("file", root.name, Role.MODEL, Fate.READ, nbytes=size_of(root))
         return replace(manifest, inventory=(*manifest.inventory, item))
     said = {item.name for item in manifest.inventory if item.kind == "file"}
     found = items_in(root, said | _read_names(manifest, format), trains=format.trainer_files)
     items = [item for item in found if item.name not in said]
     sides = {side.name: side for side in _sides(root, items)}
-    above: list[Item] = []
+    above: list[InventoryItem] = []
     if format.one_below and home_of(root) == root.parent:
         # The checkpoints of a run share what lies beside them.
         above = [i for i in items_in(root.parent, (), trains=False) if i.name != root.name]
@@ -129,7 +129,9 @@ def with_header_metadata(manifest: Manifest, writer: Format) -> Manifest:
     if writer.header_metadata:
         return manifest
     why = f"said by headers of safetensors files, for which {writer.name} has no place"
-    keys = (Item("metadata", key, Role.SIDE, Fate.LEFT_OUT, why) for key in manifest.metadata)
+    keys = (
+        InventoryItem("metadata", key, Role.SIDE, Fate.LEFT_OUT, why) for key in manifest.metadata
+    )
     return replace(manifest, inventory=(*manifest.inventory, *keys))
 
 
@@ -140,14 +142,14 @@ def _read_names(manifest: Manifest, format: Format) -> set[str]:
     return {*manifest.files, *entries, *filter(format.is_frame, held)}
 
 
-def _beside(item: Item) -> Item:
+def _beside(item: InventoryItem) -> InventoryItem:
     """A part of a run's folder, of which one checkpoint was taken."""
     if item.fate is not Fate.COPIED:
         return item
     return replace(item, fate=Fate.LEFT_OUT, why="in the folder of the run, beside the checkpoint")
 
 
-def items_in(root: PurePath, read: Collection[str], *, trains: bool) -> Iterator[Item]:
+def items_in(root: PurePath, read: Collection[str], *, trains: bool) -> Iterator[InventoryItem]:
     """The files and subfolders of a folder, those of `read` among them.
 
     `trains` says that state of Trainer's or accelerate's may be copied with the weights.
@@ -161,30 +163,32 @@ def items_in(root: PurePath, read: Collection[str], *, trains: bool) -> Iterator
             yield from _templates(root, path)
         elif path.name in read:
             role = Role.TRAINING if path.name == COMMON_FILE else Role.MODEL
-            yield Item("file", path.name, role, Fate.READ, nbytes=size_of(path))
+            yield InventoryItem("file", path.name, role, Fate.READ, nbytes=size_of(path))
         else:
             yield _item(path, present, read, trains=trains)
 
 
-def _templates(root: PurePath, folder: PurePath) -> Iterator[Item]:
+def _templates(root: PurePath, folder: PurePath) -> Iterator[InventoryItem]:
     """The chat templates of a folder, which are copied, and what else lies there."""
     for path in everything_in(folder):
         copied = path.parent == folder and path.name.endswith(".jinja")
         fate, why = (Fate.COPIED, "") if copied else (Fate.LEFT_OUT, "no chat template")
         if not is_folder(path):
             name = str(PurePosixPath(path.relative_to(root)))
-            yield Item("file", name, Role.SIDE, fate, why, _size(path))
+            yield InventoryItem("file", name, Role.SIDE, fate, why, _size(path))
 
 
-def _in_read_folder(root: PurePath, folder: PurePath, read: Collection[str]) -> Iterator[Item]:
+def _in_read_folder(
+    root: PurePath, folder: PurePath, read: Collection[str]
+) -> Iterator[InventoryItem]:
     role = Role.OPTIMIZER if folder.name.startswith(OPTIMIZER) else Role.MODEL
     for path in everything_in(folder):
         name = str(PurePosixPath(path.relative_to(root)))
         if name in read or _heads(name, read):
-            yield Item("file", name, role, Fate.READ, nbytes=size_of(path))
+            yield InventoryItem("file", name, role, Fate.READ, nbytes=size_of(path))
         elif not is_folder(path):
             why = "beside the files that were read"
-            yield Item("file", name, Role.UNKNOWN, Fate.LEFT_OUT, why, _size(path))
+            yield InventoryItem("file", name, Role.UNKNOWN, Fate.LEFT_OUT, why, _size(path))
 
 
 def _heads(name: str, read: Collection[str]) -> bool:
@@ -199,31 +203,33 @@ def _heads(name: str, read: Collection[str]) -> bool:
     return stem in map(stem_of_file, beside)
 
 
-def _item(path: PurePath, present: Collection[str], read: Collection[str], *, trains: bool) -> Item:
+def _item(
+    path: PurePath, present: Collection[str], read: Collection[str], *, trains: bool
+) -> InventoryItem:
     """What becomes of something in the folder that was not read."""
     name = path.name
     if is_folder(path):
         kind = next((k for k in _FOLDERS if k.pattern.fullmatch(name)), None)
         kind = kind or _kind("", Role.UNKNOWN, "a subfolder, not looked into")
-        return Item("folder", name, kind.role, Fate.LEFT_OUT, kind.why)
+        return InventoryItem("folder", name, kind.role, Fate.LEFT_OUT, kind.why)
     nbytes = _size(path)
     if not is_file(path):
         what, why = ("link", "leads to nothing") if is_link(path) else ("file", "no file on disk")
-        return Item(what, name, Role.UNKNOWN, Fate.LEFT_OUT, why)
+        return InventoryItem(what, name, Role.UNKNOWN, Fate.LEFT_OUT, why)
     if why := _MADE_ANEW.get(name, ""):
-        return Item("file", name, Role.SIDE, Fate.MADE_ANEW, why, nbytes)
+        return InventoryItem("file", name, Role.SIDE, Fate.MADE_ANEW, why, nbytes)
     if kind := next((k for k in TRAINING if k.pattern.fullmatch(name)), None):
         fate, why = (Fate.COPIED, CARRIED_WHERE_EQUAL) if trains else (Fate.LEFT_OUT, NOT_CARRIED)
-        return Item("file", name, kind.role, fate, why, nbytes)
+        return InventoryItem("file", name, kind.role, fate, why, nbytes)
     if why := _of_other_weights(name, present, read):
-        return Item("file", name, Role.OTHER_MODEL, Fate.LEFT_OUT, why, nbytes)
+        return InventoryItem("file", name, Role.OTHER_MODEL, Fate.LEFT_OUT, why, nbytes)
     kind = next((k for k in _FILES if k.pattern.fullmatch(name)), None)
     if kind is not None:
-        return Item("file", name, kind.role, Fate.LEFT_OUT, kind.why, nbytes)
+        return InventoryItem("file", name, kind.role, Fate.LEFT_OUT, kind.why, nbytes)
     if nbytes > MAX_SIDE_BYTES:
         why = f"more than {human(MAX_SIDE_BYTES)}, which no configuration or tokenizer has"
-        return Item("file", name, Role.UNKNOWN, Fate.LEFT_OUT, why, nbytes)
-    return Item("file", name, Role.SIDE, Fate.COPIED, nbytes=nbytes)
+        return InventoryItem("file", name, Role.UNKNOWN, Fate.LEFT_OUT, why, nbytes)
+    return InventoryItem("file", name, Role.SIDE, Fate.COPIED, nbytes=nbytes)
 
 
 def _of_other_weights(name: str, present: Collection[str], read: Collection[str]) -> str:
@@ -251,12 +257,12 @@ def _size(path: PurePath) -> int:
     return size_of(path) if is_file(path) else 0
 
 
-def is_training(item: Item) -> bool:
+def is_training(item: InventoryItem) -> bool:
     """Whether a file holds, or refers to, the state of a trainer."""
     return item.kind == "file" and any(k.pattern.fullmatch(item.name) for k in TRAINING)
 
 
-def _sides(root: PurePath, items: Iterable[Item]) -> tuple[Side, ...]:
+def _sides(root: PurePath, items: Iterable[InventoryItem]) -> tuple[Side, ...]:
     """The files that are copied as they are."""
     copied = (item.name for item in items if item.fate is Fate.COPIED)
     return tuple(Side(name, str(root / name)) for name in copied)

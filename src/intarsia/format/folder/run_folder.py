@@ -31,7 +31,7 @@ _WRITTEN_LAST = ("trainer_state.json", "random_states_0.pkl")
 
 
 @frozen
-class Found:
+class FoundCheckpoint:
     """The checkpoint that a path means, and what is to be said of the choice."""
 
     path: PurePath
@@ -42,15 +42,15 @@ Unfit = Callable[[PurePath], str | None]
 """Why a folder is no whole checkpoint; None where it is one."""
 
 
-def find(path: PurePath, unfit: Unfit) -> Found:
+def find(path: PurePath, unfit: Unfit) -> FoundCheckpoint:
     """The checkpoint that a path means: itself, or the newest whole one of its folder."""
     if not is_folder(path):
-        return Found(path)
+        return FoundCheckpoint(path)
     if is_checkpoint(path):
         return _itself(path)
     tracked = tracked_folder(path)
     if tracked is not None and is_checkpoint(tracked):
-        return Found(tracked, tuple(_untracked(path, tracked)))
+        return FoundCheckpoint(tracked, tuple(_untracked(path, tracked)))
     if is_file(path / LATEST):
         return _latest(path)
     for cache in (path, path.parent) if path.name == "snapshots" else (path,):
@@ -79,7 +79,7 @@ def _untracked(run: PurePath, taken: PurePath) -> Iterable[str]:
     yield f"{run} is the folder of a run: {taken.name} is read, which {TRACKER} names{newer}"
 
 
-def _itself(path: PurePath) -> Found:
+def _itself(path: PurePath) -> FoundCheckpoint:
     """A checkpoint that lies beside others; a tracker that names one of them contradicts it."""
     if is_file(path / LATEST):
         named = path / named_latest(path)
@@ -91,17 +91,17 @@ def _itself(path: PurePath) -> Found:
             )
     beside = [p for p in listed(path) if _is_numbered(p) and is_checkpoint(p)]
     if not beside:
-        return Found(path)
+        return FoundCheckpoint(path)
     others = [p.name for p in sorted(beside, key=_by_number)]
     note = (
         f"{path} itself holds a model, which is read; {few(others, _SHOWN)} beside it"
         f" {'are other checkpoints' if len(others) > 1 else 'is another checkpoint'}:"
         " give its folder to take one"
     )
-    return Found(path, (note,))
+    return FoundCheckpoint(path, (note,))
 
 
-def _latest(run: PurePath) -> Found:
+def _latest(run: PurePath) -> FoundCheckpoint:
     name = named_latest(run)
     if not name or "/" in name or name in (".", "..") or not exists(run / name):
         raise FormatError(
@@ -109,7 +109,7 @@ def _latest(run: PurePath) -> Found:
             hint="give the folder of the checkpoint itself",
         )
     note = f"{run} is the folder of a run: {name} is read, which {LATEST} names"
-    return Found(run / name, (note,))
+    return FoundCheckpoint(run / name, (note,))
 
 
 def named_latest(run: PurePath) -> str:
@@ -124,7 +124,7 @@ def _name_in(root: PurePath, file: str) -> str:
         return folder.read_all(file, _NAME_BYTES).decode("utf-8", "replace").strip()
 
 
-def _snapshot(cache: PurePath) -> Found:
+def _snapshot(cache: PurePath) -> FoundCheckpoint:
     """The snapshot of a model in the hub's cache that `refs/main` names, or the only one."""
     held = [p for p in listed(cache / "snapshots") if is_folder(p)]
     named = _name_in(cache, "refs/main")
@@ -140,10 +140,10 @@ def _snapshot(cache: PurePath) -> Found:
             hint="give the folder of one: snapshots/<revision>",
         )
     note = f"{cache} is a model of the hub's cache: snapshots/{taken.name} is read, {why}"
-    return Found(taken, (note,))
+    return FoundCheckpoint(taken, (note,))
 
 
-def _newest(run: PurePath, unfit: Unfit) -> Found:
+def _newest(run: PurePath, unfit: Unfit) -> FoundCheckpoint:
     """The whole checkpoint with the highest number, where one series of numbers holds checkpoints."""
     series: dict[str, list[PurePath]] = {}
     for path in listed(run):
@@ -151,7 +151,7 @@ def _newest(run: PurePath, unfit: Unfit) -> Found:
             series.setdefault(_stem(path.name), []).append(path)
     held = {s: p for s, p in series.items() if any(map(is_checkpoint, p))}
     if not held or held.keys() == {"iter_"}:  # Megatron's reader says what is wrong there
-        return Found(run)
+        return FoundCheckpoint(run)
     own = [p.name for p in listed(run) if _PICKLED.fullmatch(p.name)]
     numbered = [p for paths in held.values() for p in sorted(paths, key=_by_number)]
     others = [
@@ -160,7 +160,7 @@ def _newest(run: PurePath, unfit: Unfit) -> Found:
     if len(held) > 1 or own or not _SERIES.fullmatch(next(iter(held))):
         names = own + others + [p.name for p in numbered]
         if len(names) == 1:
-            return Found(run)
+            return FoundCheckpoint(run)
         raise FormatError(
             f"{run} holds {len(names)} checkpoints, and nothing says which one to read: {few(names, _SHOWN)}",
             hint=f"give the folder of one: {run / names[-1]}",
@@ -171,7 +171,7 @@ def _newest(run: PurePath, unfit: Unfit) -> Found:
     for path in sorted(paths, key=_by_number, reverse=True):
         absent = next((file for file in last if not is_file(path / file)), None)
         if (why := f"no {absent}, which is written last" if absent else unfit(path)) is None:
-            return Found(path, (_taken(run, path, skipped, others),))
+            return FoundCheckpoint(path, (_taken(run, path, skipped, others),))
         skipped.append(f"{path.name} ({why})")
     raise FormatError(
         f"{run} holds {len(skipped)} checkpoints, and none is complete: {few(skipped, _SHOWN)}",

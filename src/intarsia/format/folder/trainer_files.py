@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from intarsia.format.folder.inventory import TRAINING, is_training
-from intarsia.planning.inventory import Item, Role
+from intarsia.planning.inventory import InventoryItem, Role
 
 STEPS = "trainer_state.json"
 _ARGUMENTS = "training_args.bin"
@@ -18,7 +18,7 @@ def is_run_state(name: str) -> bool:
     return name != _ARGUMENTS and any(kind.pattern.fullmatch(name) for kind in TRAINING)
 
 
-def lost_half(inventory: Sequence[Item], holds_state: bool) -> str:
+def lost_half(inventory: Sequence[InventoryItem], holds_state: bool) -> str:
     """What Trainer's folder lacks of the state that only goes on as a whole; "" where it lacks nothing.
 
     Where it finds one of the two files and not the other, Trainer reads neither and says nothing.

@@ -37,7 +37,7 @@ from intarsia.format.naming.section import TOP
 from intarsia.format.naming.sections import divide
 from intarsia.format.strict_json import parse_json
 from intarsia.mesh import Box
-from intarsia.planning.inventory import Fate, Item, Role
+from intarsia.planning.inventory import Fate, InventoryItem, Role
 from intarsia.planning.manifest import Entry, Manifest, Target
 from intarsia.planning.whole_tensor import WholeTensor
 from intarsia.state.names import SETTING, is_state, kind_of
@@ -88,7 +88,7 @@ class Hf(Format):
             indexes = []
             if index := weights.index:
                 size = folder.size(index)
-                indexes = [Item("file", index, Role.MODEL, Fate.READ, nbytes=size)]
+                indexes = [InventoryItem("file", index, Role.MODEL, Fate.READ, nbytes=size)]
             entries: dict[str, Entry] = {}
             if a_folder:
                 with going_on(complain, f"{OPTIMIZER}/{ENTRIES}"):

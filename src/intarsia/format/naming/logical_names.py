@@ -27,7 +27,7 @@ from intarsia.family.optional_parts import must_be_there
 from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.naming.foreign_names import refuse_foreign
 from intarsia.format.naming.named_tensors import (
-    Found,
+    StoredOrWhole,
     as_stored,
     files_of,
     logical_of,
@@ -49,7 +49,7 @@ from intarsia.format.optimizer_state.single_numbers import kinds_of_numbers
 from intarsia.frozen import frozen_open
 from intarsia.layout import Layout
 from intarsia.mesh import Rule, Shape
-from intarsia.planning.inventory import Item
+from intarsia.planning.inventory import InventoryItem
 from intarsia.planning.manifest import Logical, Stored
 from intarsia.planning.problem import Problem, absences
 from intarsia.planning.whole_tensor import WholeTensor
@@ -72,12 +72,12 @@ class Named:
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
     quantised: Quantised
-    inventory: tuple[Item, ...] = ()
+    inventory: tuple[InventoryItem, ...] = ()
     unclear: IntarsiaError | None = None
 
 
 def name_tensors(
-    tensors: Mapping[str, Found] | Iterable[Found],
+    tensors: Mapping[str, StoredOrWhole] | Iterable[StoredOrWhole],
     config: Mapping[str, Any] | None,
     where: str,
     complain: Complain = refuse,
@@ -135,7 +135,11 @@ def name_tensors(
 
 
 def _mistakable(
-    states: Iterable[Found], sections: Sections, table: Table | None, where: str, complain: Complain
+    states: Iterable[StoredOrWhole],
+    sections: Sections,
+    table: Table | None,
+    where: str,
+    complain: Complain,
 ) -> None:
     """Complain of a tensor that has a name of optimizer state and no form or parameter of such."""
     if not states:
@@ -161,7 +165,7 @@ def _mistakable(
 
 
 def divided(
-    tensors: Mapping[str, Found],
+    tensors: Mapping[str, StoredOrWhole],
     config: Mapping[str, Any] | None,
     where: str,
     section: Sequence[str] = (),
@@ -192,8 +196,8 @@ def _rule_of(parts: PartRules, known: Known | None) -> Callable[[WholeTensor], R
 
 
 def _with_table(
-    listed: list[Found],
-    weights: Mapping[str, Found],
+    listed: list[StoredOrWhole],
+    weights: Mapping[str, StoredOrWhole],
     table: Table,
     where: str,
     complain: Complain,
@@ -208,7 +212,7 @@ def _with_table(
     odd = {name for name, s, shape in given if s is not None and s.shape != shape and name in rows}
     odd = (odd | {name for name in known.fused if name in weights}) - packed
     if odd or len(weights) < len(listed) or {*map(type, listed)} - {WholeTensor}:
-        named: Iterable[tuple[str, Found]] = (
+        named: Iterable[tuple[str, StoredOrWhole]] = (
             (s.name, s)
             if isinstance(s, WholeTensor) and s.name in weights and s.name not in odd
             else (s.name, _named(s, table, known, where, complain, packed, rules))
@@ -238,7 +242,7 @@ def _with_table(
 
 
 def _named(
-    found: Found,
+    found: StoredOrWhole,
     table: Table,
     known: Known,
     where: str,
@@ -282,7 +286,9 @@ def shape_fault(name: str, have: Shape, want: Shape) -> str:
     return "vocabulary-padded" if taller and name.endswith(_VOCABULARY) else "shape-wrong"
 
 
-def _by_member(name: str, s: Found, table: Table, numbers: Set[str]) -> Iterator[tuple[str, Found]]:
+def _by_member(
+    name: str, s: StoredOrWhole, table: Table, numbers: Set[str]
+) -> Iterator[tuple[str, StoredOrWhole]]:
     """A tensor under its name; a single number of a fused parameter's state once for each tensor in it.
 
     That of a parameter which is a part of a tensor stays its own: those of the other parts may differ.
@@ -301,7 +307,7 @@ def _is_part(layout: Layout, table: Table) -> bool:
     return layout.mapped < sum([prod(table.logical[name]) for name in layout.tensors])
 
 
-def common_dtype(listed: Sequence[Found]) -> Any:
+def common_dtype(listed: Sequence[StoredOrWhole]) -> Any:
     """The element type of most weights."""
     counts = Counter(s.dtype for s in listed if s.dtype.floating)
     if counts:

@@ -13,7 +13,7 @@ from intarsia.planning.manifest import Logical, Stored
 from intarsia.planning.whole_tensor import WholeTensor
 from intarsia.state.names import parameter_of
 
-Found = Stored | WholeTensor
+StoredOrWhole = Stored | WholeTensor
 """A tensor as a format finds it, or as it is read: then one that is whole keeps its name, and its rule is yet to be asked."""
 
 _ROWS, _WHOLE = Rule(tp=0), Rule()
@@ -33,21 +33,23 @@ def rule_of_rows(shape: Shape) -> Rule:
     return _ROWS if len(shape) > 1 else _WHOLE
 
 
-def as_stored(s: Found) -> Stored:
+def as_stored(s: StoredOrWhole) -> Stored:
     """A tensor as it is found, as a value."""
     return s if isinstance(s, Stored) else s.stored()
 
 
-def files_of(s: Found) -> tuple[str, ...]:
+def files_of(s: StoredOrWhole) -> tuple[str, ...]:
     """The files that hold a tensor."""
     if isinstance(s, WholeTensor):
         return (s.file,)
     return tuple(dict.fromkeys(chunk.file for chunk in s.chunks))
 
 
-def unique(named: Iterable[tuple[str, Found]], where: str, complain: Complain) -> dict[str, Found]:
+def unique(
+    named: Iterable[tuple[str, StoredOrWhole]], where: str, complain: Complain
+) -> dict[str, StoredOrWhole]:
     """Tensors by name; complain where two have the same."""
-    found: dict[str, Found] = {}
+    found: dict[str, StoredOrWhole] = {}
     for name, s in named:
         if name in found:
             error = FamilyError(
@@ -60,7 +62,7 @@ def unique(named: Iterable[tuple[str, Found]], where: str, complain: Complain) -
 
 
 def stored_of(
-    found: Mapping[str, Found], rule_of: Callable[[WholeTensor], Rule]
+    found: Mapping[str, StoredOrWhole], rule_of: Callable[[WholeTensor], Rule]
 ) -> MadeWhenAsked[Stored]:
     """Tensors as values; `rule_of` gives those that are whole their rules."""
     return MadeWhenAsked(found, lambda s: s if isinstance(s, Stored) else s.stored(rule_of(s)))

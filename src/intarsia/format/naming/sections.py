@@ -23,7 +23,7 @@ from intarsia.format.naming.section import OWN, TOP, Paths, Section, Tensor
 from intarsia.format.naming.wrappers import bare
 from intarsia.format.optimizer_state.optimizer_names import may_have_roots, owner, roots_of
 from intarsia.frozen import frozen_open
-from intarsia.planning.inventory import Fate, Item, Role
+from intarsia.planning.inventory import Fate, InventoryItem, Role
 from intarsia.state.names import ROOT
 
 GIVEN = "extra."
@@ -46,7 +46,7 @@ class Sections:
     label: str
     prefixes: tuple[str, ...]
     foreign: tuple[str, ...]
-    inventory: tuple[Item, ...] = ()
+    inventory: tuple[InventoryItem, ...] = ()
     unclear: IntarsiaError | None = None
 
     def entry(self, name: str) -> str | None:
@@ -184,7 +184,7 @@ def _items(
     left: Mapping[str, Sequence[str]],
     objects: Sequence[str],
     asked: Sequence[str],
-) -> Iterable[Item]:
+) -> Iterable[InventoryItem]:
     """One item a section; none where all there is is a model without a name."""
     model, state = divided.label, divided.state
     if not (model or left or state or objects):
@@ -193,20 +193,22 @@ def _items(
     def size(keys: Iterable[str]) -> int:
         return sum(tensors[key].nbytes for key in keys)
 
-    yield Item("section", model or TOP, Role.MODEL, Fate.READ, nbytes=size(divided.names))
+    yield InventoryItem("section", model or TOP, Role.MODEL, Fate.READ, nbytes=size(divided.names))
     models = {s.label for s in others}
     for label, keys in left.items():
         if keys:
             role = Role.OTHER_MODEL if label in models else Role.UNKNOWN
             why = f"another model; {model or TOP} is read (--section {label} reads this one)"
             why = f"not the chosen section, {asked[0]}" if asked else why
-            yield Item("section", label or TOP, role, Fate.LEFT_OUT, why, size(keys))
+            yield InventoryItem("section", label or TOP, role, Fate.LEFT_OUT, why, size(keys))
     for root in divided.roots:
         keys = [key for key, of in state.items() if of == root]
         kept = root == divided.optimizer or divided.unclear is not None
         fate, why = (Fate.READ, "") if kept else (Fate.LEFT_OUT, "the optimizer of another section")
-        yield Item("section", root.removesuffix(".") or TOP, Role.OPTIMIZER, fate, why, size(keys))
+        yield InventoryItem(
+            "section", root.removesuffix(".") or TOP, Role.OPTIMIZER, fate, why, size(keys)
+        )
     rest = dict.fromkeys(n.partition(".")[0] for n in objects if divided._owner(n) is None)
     for word in rest:
         if word not in models and word != model.partition(".")[0]:
-            yield Item("section", word, Role.TRAINING, Fate.READ)
+            yield InventoryItem("section", word, Role.TRAINING, Fate.READ)

@@ -9,7 +9,7 @@ from typing import Any
 
 from intarsia.family import Table
 from intarsia.format.naming.find_sections import explained
-from intarsia.format.naming.named_tensors import Found, as_stored
+from intarsia.format.naming.named_tensors import StoredOrWhole, as_stored
 from intarsia.format.naming.sections import Sections
 from intarsia.format.naming.wrappers import bare, unwrapped
 from intarsia.format.optimizer_state.optimizer_names import state_in
@@ -25,13 +25,13 @@ class Spelling:
     table: Table | None
     numbers: Mapping[str, str]
 
-    def of_all(self, listed: list[Found]) -> list[Found]:
+    def of_all(self, listed: list[StoredOrWhole]) -> list[StoredOrWhole]:
         """Each stored tensor that is read, under its name; state with the kind before the parameter."""
         known = self.table.known if self.table else self._held
         names, state = self.sections.names, self.sections.state
         if not state and [s.name for s in listed] == [*names] == [*names.values()]:
             return listed
-        found: list[Found] = []
+        found: list[StoredOrWhole] = []
         for s in listed:
             key = s.name
             root = state.get(key)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-class Stretch(NamedTuple):
+class FileStretch(NamedTuple):
     """The bytes of a file that are a tensor."""
 
     file: str
@@ -43,7 +43,7 @@ def map_tensors(
     wanted = [each for each in fillings if each.holding.layout.size]
     shared = _held_elsewhere([each.holding for each in wanted], tensors, loose)
     shared |= _shared({each.holding.name: tensors[each.holding.name] for each in wanted})
-    found: dict[str, Stretch] = {}
+    found: dict[str, FileStretch] = {}
     for each in wanted:
         name, stretch = each.holding.name, _stretch(source, each)
         reason = _reason(tensors[name]) or shared.get(name)
@@ -74,7 +74,7 @@ def map_tensors(
     return sum(each.holding.nbytes for each in wanted)
 
 
-def _stretch(source: Source, filling: Filling) -> Stretch | str:
+def _stretch(source: Source, filling: Filling) -> FileStretch | str:
     """Where the bytes of a holding lie; or why they do not lie there as they do in memory."""
     held, copies = filling.holding, filling.proven.stretch(0, filling.holding.layout.size)
     if not copies:
@@ -92,7 +92,7 @@ def _stretch(source: Source, filling: Filling) -> Stretch | str:
         return "its elements are in another order in the file"
     if start % held.dtype.itemsize:
         return f"it begins at byte {start:,} of {copy.chunk.file}, within an element"
-    return Stretch(copy.chunk.file, start)
+    return FileStretch(copy.chunk.file, start)
 
 
 def _reason(tensor: Any) -> str | None:

@@ -20,7 +20,7 @@ from intarsia.planning.chunks import Numbers, numbers_in
 from intarsia.planning.proof import Proven
 
 
-class Stretch(NamedTuple):
+class TargetStretch(NamedTuple):
     """Bytes of a target, by its number, and where they begin in the room of their step."""
 
     target: int
@@ -42,7 +42,7 @@ class Read(NamedTuple):
 class RunStep(NamedTuple):
     """What one thread reads at a time: the stretches that it fills, and reads in the order of the files."""
 
-    stretches: Sequence[Stretch]
+    stretches: Sequence[TargetStretch]
     reads: Sequence[Read]
 
     @property
@@ -125,7 +125,7 @@ def _cut(runs: _Runs, step_bytes: int) -> _Runs:
     return _Runs(runs.file[k], runs.start[k] + lo, runs.target[k], runs.to[k] + lo, hi - lo, step)
 
 
-def _stretches(runs: _Runs) -> tuple[list[Stretch], Numbers, Numbers, Numbers]:
+def _stretches(runs: _Runs) -> tuple[list[TargetStretch], Numbers, Numbers, Numbers]:
     """The stretches of all steps, and the step of each; and for each run its stretch, and where in it the run begins."""
     order = np.lexsort((runs.to, runs.target, runs.step))
     step, target, to, length = (x[order] for x in (runs.step, runs.target, runs.to, runs.length))
@@ -141,7 +141,7 @@ def _stretches(runs: _Runs) -> tuple[list[Stretch], Numbers, Numbers, Numbers]:
     within[order] = to - to[first][number[order]]
     columns = target[first], to[first], lengths, at
     made = zip(*[x.tolist() for x in columns], strict=True)
-    return [*map(Stretch._make, made)], of_step, number, within
+    return [*map(TargetStretch._make, made)], of_step, number, within
 
 
 def _begins(*columns: Numbers) -> NDArray[np.bool_]:

@@ -18,7 +18,7 @@ from torch import nn
 from intarsia.errors import LayoutError, UsageError
 from intarsia.format.megatron.fsdp_dtensor.keys import canonical
 from intarsia.live.megatron.parallel import place_of
-from intarsia.live.megatron_fsdp import Item
+from intarsia.live.megatron_fsdp import ParameterSlice
 from intarsia.live.model.holding import is_dtensor, placed
 from intarsia.live.model.own_tensors import joined, own_tensors
 
@@ -33,7 +33,7 @@ class Live:
     name: str
     known: str
     tensor: Any
-    item: Item
+    item: ParameterSlice
 
 
 def chunks_of(into: Any) -> list[Any]:
@@ -117,10 +117,10 @@ def _global(name: str, modules: dict[str, Any]) -> str:
     return ".".join(found)
 
 
-def _item(tensor: Any, module: Any, leaf: str, name: str) -> Item:
+def _item(tensor: Any, module: Any, leaf: str, name: str) -> ParameterSlice:
     """The part that a tensor is: a slice of Megatron-FSDP's, or a tensor-parallel part."""
     if is_dtensor(tensor) and hasattr(tensor, "megatron_fsdp_dist_index"):
-        return Item.of(tensor)
+        return ParameterSlice.of(tensor)
     tp, axis, rank = place_of(tensor, module, leaf, name)
     if tp > 1 and is_dtensor(tensor) and "tp" in (tensor.device_mesh.mesh_dim_names or ()):
         raise LayoutError(
@@ -128,7 +128,7 @@ def _item(tensor: Any, module: Any, leaf: str, name: str) -> Item:
             f" {tp} tensor-parallel parts",
             hint="give the model as Megatron or torch's fully_shard wrapped it",
         )
-    return Item(tuple(tensor.shape), 0, tensor.numel(), tp, axis, rank)
+    return ParameterSlice(tuple(tensor.shape), 0, tensor.numel(), tp, axis, rank)
 
 
 def refuse_optimizer(optimizer: Any) -> None:

@@ -1,6 +1,6 @@
 """What the tensors of a live Megatron model hold of the logical ones, on this rank.
 
-A DTensor's shape is that of all ranks, a plain tensor's is one rank's: `Item` keeps them apart, so
+A DTensor's shape is that of all ranks, a plain tensor's is one rank's: `ParameterSlice` keeps them apart, so
 that tensor parallelism divides once.  Nothing is asked of other ranks.
 """
 
@@ -21,18 +21,18 @@ from intarsia.layout import Layout
 from intarsia.live.loading.fill import as_bytes
 from intarsia.live.megatron.boxes import boxes_of
 from intarsia.live.megatron.model import Live, chunks_of, config_of, live_tensors
-from intarsia.live.megatron_fsdp import Item, local_elements
+from intarsia.live.megatron_fsdp import ParameterSlice, local_elements
 from intarsia.live.megatron_settings import hub_config
 from intarsia.live.model.holding import cut, dtype_of, is_dtensor, memory_of
 from intarsia.live.model.names import Rows
-from intarsia.live.saving.parts import Part
+from intarsia.live.saving.parts import HeldPart
 from intarsia.opened.lazy_tensor import as_torch
 from intarsia.value import Value, Window
 from intarsia.value.bits import bits_dtype
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldTensor:
     """A live tensor's memory here, and the row that says what its elements are."""
 
     live: Live
@@ -40,7 +40,7 @@ class Held:
     memory: torch.Tensor
 
 
-def held_tensors(into: Any, config: Mapping[str, Any] | None) -> list[Held]:
+def held_tensors(into: Any, config: Mapping[str, Any] | None) -> list[HeldTensor]:
     """The memory of every tensor of a Megatron model; `row` is None where no table has its name."""
     rows = FsdpRows(_table(into, config))
     return [_held(live, rows) for live in live_tensors(into)]
@@ -54,7 +54,7 @@ def rows_of(into: Any, config: Mapping[str, Any] | None) -> tuple[dict[str, torc
     return {each.live.name: each.memory for each in held}, Rows(found, missing)
 
 
-def parts_of(into: Any, config: Mapping[str, Any] | None) -> Iterator[Part]:
+def parts_of(into: Any, config: Mapping[str, Any] | None) -> Iterator[HeldPart]:
     """The boxes of logical tensors that this rank holds."""
     table = _table(into, config)
     held = held_tensors(into, config)
@@ -83,16 +83,16 @@ def _table(into: Any, config: Mapping[str, Any] | None) -> Table:
     return table
 
 
-def _held(live: Live, rows: FsdpRows) -> Held:
+def _held(live: Live, rows: FsdpRows) -> HeldTensor:
     item = live.item
     row = rows.local(live.known, item.shape, item.tp, item.tp_rank, item.tp_axis)
     memory = memory_of(live.tensor)
     if row is not None:
         row = replace(row, name=live.name, layout=_layout(row.layout, live.tensor, item))
-    return Held(live, row, memory)
+    return HeldTensor(live, row, memory)
 
 
-def _layout(whole: Layout, tensor: Any, item: Item) -> Layout:
+def _layout(whole: Layout, tensor: Any, item: ParameterSlice) -> Layout:
     """The layout of the memory that is here, given that of the tensor-parallel part."""
     if not is_dtensor(tensor):
         return whole
@@ -110,7 +110,7 @@ def _decoded(stored: torch.Tensor, dtype: DType, value: Value) -> torch.Tensor:
     return found.to(stored.device)
 
 
-def _parts(row: Param, memory: torch.Tensor, table: Table) -> Iterator[Part]:
+def _parts(row: Param, memory: torch.Tensor, table: Table) -> Iterator[HeldPart]:
     dtype = dtype_of(memory, row.name)
     flat = memory.reshape(-1)
     if not row.value.is_plain:
@@ -122,4 +122,4 @@ def _parts(row: Param, memory: torch.Tensor, table: Table) -> Iterator[Part]:
             sizes = [loop.n for loop in over.loops]
             steps = [loop.to for loop in over.loops]
             view = flat.as_strided(sizes, steps, flat.storage_offset() + over.to)
-            yield Part(name, dtype, shape, box, (), view)
+            yield HeldPart(name, dtype, shape, box, (), view)

@@ -14,7 +14,7 @@ from typing import Any
 
 from intarsia.dtypes import BY_NAME
 from intarsia.format.base import Slot
-from intarsia.live.saving.parts import HeldBox, Part
+from intarsia.live.saving.parts import HeldBox, HeldPart
 from intarsia.live.saving.replicas import Holders, is_unproven
 from intarsia.mesh import Box, Shape
 from intarsia.run.ranks.apart import message_of, value_in
@@ -40,7 +40,7 @@ class Statement:
 
     @staticmethod
     def of(
-        parts: Sequence[tuple[Part, tuple[int, ...]]],
+        parts: Sequence[tuple[HeldPart, tuple[int, ...]]],
         entries: Mapping[str, bytes],
         extra: Mapping[str, bytes],
         config: Mapping[str, Any] | None,

@@ -35,7 +35,7 @@ class HeldBox:
 
 
 @dataclass(frozen=True, slots=True)
-class Part(HeldBox):
+class HeldPart(HeldBox):
     """A box, and the memory here that holds it."""
 
     memory: torch.Tensor
@@ -61,7 +61,7 @@ class Seen(NamedTuple):
         return Seen(kind, shape, tensor.device_mesh, tensor.placements)
 
 
-def parts_of(seen: Mapping[str, Seen], memory: Mapping[str, torch.Tensor]) -> Iterator[Part]:
+def parts_of(seen: Mapping[str, Seen], memory: Mapping[str, torch.Tensor]) -> Iterator[HeldPart]:
     """The boxes that this process holds of each tensor; of an empty tensor, the empty box.
 
     `memory` is what it holds of each, or a copy of that.
@@ -70,17 +70,17 @@ def parts_of(seen: Mapping[str, Seen], memory: Mapping[str, torch.Tensor]) -> It
     for name, tensor in seen.items():
         dtype, shape, held = tensor.dtype, tensor.shape, memory[name]
         if tensor.device_mesh is None:
-            yield Part(name, dtype, shape, Box.whole(shape), (), held)
+            yield HeldPart(name, dtype, shape, Box.whole(shape), (), held)
             continue
         if tensor.device_mesh.get_coordinate() is None:
             continue  # this process is not on the tensor's mesh, and holds nothing of it
         proof = places.ranks(tensor.device_mesh)
         if not prod(shape):
-            yield Part(name, dtype, shape, Box.whole(shape), proof, held)
+            yield HeldPart(name, dtype, shape, Box.whole(shape), proof, held)
         found = places.boxes(tensor)
         _check_count(name, tensor, sum(to.size for _, to in found), held.numel())
         for at, to in found:
-            yield Part(name, dtype, shape, to, proof, held[at.slices])
+            yield HeldPart(name, dtype, shape, to, proof, held[at.slices])
 
 
 class _Places:

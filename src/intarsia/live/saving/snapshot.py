@@ -23,7 +23,7 @@ from intarsia.live.optimizer.groups import settings_of
 from intarsia.live.optimizer.named import NamedOptimizer
 from intarsia.live.optimizer.state_to_save import never_stepped, states, values
 from intarsia.live.report import Counts
-from intarsia.live.saving.parts import Part, Seen, parts_of
+from intarsia.live.saving.parts import HeldPart, Seen, parts_of
 from intarsia.live.values import packed_with
 
 
@@ -32,7 +32,7 @@ class Snapshot:
     """What this process has to save, at one moment: its memory or a copy of that, and how to cut it."""
 
     memory: Mapping[str, torch.Tensor]
-    cut: Callable[[Mapping[str, torch.Tensor]], Iterable[Part]]
+    cut: Callable[[Mapping[str, torch.Tensor]], Iterable[HeldPart]]
     entries: dict[str, bytes]
     extra: dict[str, bytes]
     config: Mapping[str, Any] | None
@@ -41,7 +41,7 @@ class Snapshot:
     """The identity of the live tensor that each of `memory` is of, where all of them have one."""
 
     @cached_property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[HeldPart]:
         """The boxes of all tensors; worked out when they are asked for, not while training waits."""
         return list(self.cut(self.memory))
 

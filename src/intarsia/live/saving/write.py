@@ -25,7 +25,7 @@ from intarsia.live.report import Saved
 from intarsia.live.saving.digests import SaveDigests, Sums
 from intarsia.live.saving.exchange import Statement, Task, heard
 from intarsia.live.saving.latest import name_last
-from intarsia.live.saving.parts import Part
+from intarsia.live.saving.parts import HeldPart
 from intarsia.live.saving.plan import SavePlan
 from intarsia.live.saving.replicas import Key, check_replicas
 from intarsia.live.saving.snapshot import Snapshot
@@ -151,7 +151,7 @@ class _Writer:
         crcs = {(part.name, part.box): crc for part, (crc, _) in both if crc is not None}
         return crcs, merged(sums for _, sums in done)
 
-    def _write(self, todo: tuple[Part, Slot | None, bool]) -> tuple[int | None, Sums]:
+    def _write(self, todo: tuple[HeldPart, Slot | None, bool]) -> tuple[int | None, Sums]:
         part, slot, unproven = todo
         if slot is None and not unproven:
             return None, {}

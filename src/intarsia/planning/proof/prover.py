@@ -29,7 +29,7 @@ _NEXT = {
 }
 
 
-Held = WholeTensor | tuple[Stored, ...]
+HoldingTensors = WholeTensor | tuple[Stored, ...]
 """The stored tensors that hold a logical one."""
 
 
@@ -145,7 +145,9 @@ class AlikeTensors:
 
     __slots__ = ("_columns", "_held", "first", "numbers")
 
-    def __init__(self, first: Proven, numbers: list[int], held: Sequence[Held], key: _Key) -> None:
+    def __init__(
+        self, first: Proven, numbers: list[int], held: Sequence[HoldingTensors], key: _Key
+    ) -> None:
         if key is not _KEY:
             raise TypeError("only `Prover` makes a proof")
         self.first: Final = first
@@ -170,7 +172,7 @@ class AlikeTensors:
         return Places(names, *[column[at] for column in lying])
 
 
-def _columns_of(held: Sequence[Held]) -> tuple[Places, Numbers] | None:
+def _columns_of(held: Sequence[HoldingTensors]) -> tuple[Places, Numbers] | None:
     """Where tensors lie that have one chunk each, or that are in the same columns, and the numbers of their first chunks."""
     whole = [x for x in held if isinstance(x, WholeTensor)]
     if whole:
@@ -276,9 +278,9 @@ class Prover:
 
     def alike(self, names: Sequence[str]) -> list[AlikeTensors]:
         """The proofs of logical tensors, together for those that differ by name alone."""
-        kinds: dict[Hashable, tuple[list[int], list[Held]]] = {}
+        kinds: dict[Hashable, tuple[list[int], list[HoldingTensors]]] = {}
         kind: Hashable
-        held: Held
+        held: HoldingTensors
         known, columns = self.links.whole.get, self.links.in_columns.get
         for number, name in enumerate(names):
             if (whole := known(name)) is not None:

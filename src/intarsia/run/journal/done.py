@@ -14,7 +14,7 @@ from intarsia.run.losses import Losses
 from intarsia.run.sums.hashing import merged
 from intarsia.run.windows.slots import Slots
 from intarsia.run.windows.tally import Sums
-from intarsia.run.windows.written import Part, Written, unfinished
+from intarsia.run.windows.written import SlotPart, Written, unfinished
 
 
 @frozen_open
@@ -46,7 +46,7 @@ class Done:
                     found.setdefault(target.name, []).append((start, start + box.size))
         return found
 
-    def unfinished(self, arrangement: Arrangement) -> list[Part]:
+    def unfinished(self, arrangement: Arrangement) -> list[SlotPart]:
         """Parts of slots whose wrapping needs the checksums of all of them."""
         slots = Slots(arrangement.columns)
         return [part for record in self.records for part in unfinished(record, slots)]

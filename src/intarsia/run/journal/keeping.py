@@ -31,7 +31,7 @@ from intarsia.run.journal.records import line_of, read_lines, to_line, written_i
 from intarsia.run.sharing import share_out
 from intarsia.run.sums.checksum import crc32
 from intarsia.run.windows.slots import Slots
-from intarsia.run.windows.written import Part, Written, has_crcs, parts_of
+from intarsia.run.windows.written import SlotPart, Written, has_crcs, parts_of
 from intarsia.store.log import Log, log_of
 from intarsia.store.reading.folder import Folder
 from intarsia.store.reading.lookup import exists, listed
@@ -46,7 +46,7 @@ Facts = Mapping[str, str]
 
 
 @frozen_open
-class Found:
+class EarlierJournal:
     """A journal that an earlier run left: whose it is, and the number of the folder that it names."""
 
     facts: Facts
@@ -83,7 +83,7 @@ class Journal:
     def folder(self) -> PurePath:
         return self.staging.journal
 
-    def find(self) -> Found | None:
+    def find(self) -> EarlierJournal | None:
         """What an earlier run left here; None if nothing, or nothing that can be read."""
         head = next(read_lines(self.folder / JOB), None)
         if head is None or head.keys() != {"facts", "folder", "generation"}:
@@ -93,7 +93,7 @@ class Journal:
             return None
         if type(folder) is not int or type(generation) is not int:
             return None
-        return Found(facts, folder, generation)
+        return EarlierJournal(facts, folder, generation)
 
     def begin(self, facts: Facts, done: Done = NOTHING, generation: int = 0) -> None:
         """Say in one step whose journal this is, and which of the job's bytes are on disk."""
@@ -110,7 +110,7 @@ class Journal:
                 if path.name != JOB:
                     store.remove(path)
 
-    def read(self, found: Found) -> tuple[Done, Done]:
+    def read(self, found: EarlierJournal) -> tuple[Done, Done]:
         """The records that are on disk for sure, and those that may be."""
         lines = (line for line in read_lines(self.folder / JOB) if "facts" not in line)
         sure, _ = self._believed(lines)
@@ -135,7 +135,7 @@ class Journal:
                 break
         return records, marked
 
-    def prove(self, found: Found, arrangement: Arrangement, workers: int = 1) -> Done:
+    def prove(self, found: EarlierJournal, arrangement: Arrangement, workers: int = 1) -> Done:
         """The records whose bytes read back as they say: what is synced may have been damaged since."""
         records = [record for done in self.read(found) for record in done.records]
         with Folder(self.staging.folder) as folder:
@@ -246,7 +246,7 @@ class Journal:
         return {target.name: k for k, target in enumerate(self.targets)}
 
 
-def _holds(part: Part, slot: Slot, folder: Folder) -> bool:
+def _holds(part: SlotPart, slot: Slot, folder: Folder) -> bool:
     """Whether the file holds what was written for a part, its wrapping included."""
     held = np.empty(part.length_bytes, np.uint8)
     folder.read_into(slot.file, slot.start_bytes + part.start_bytes, held.data)

@@ -32,7 +32,7 @@ NOTHING = Written((), (), Counter())
 
 
 @frozen
-class Part:
+class SlotPart:
     """A stretch of a slot that one step writes; its checksum joins those of the slot's other parts."""
 
     target: str
@@ -51,17 +51,17 @@ def has_crcs(written: Written, slots: Slots) -> bool:
     )
 
 
-def parts_of(written: Written, slots: Slots) -> Iterator[Part]:
+def parts_of(written: Written, slots: Slots) -> Iterator[SlotPart]:
     """The parts of slots that a step wrote."""
     for (target, window), crcs in zip(written.windows, written.crcs, strict=True):
         size = target.dtype.itemsize
         for each, crc in zip(slots.pattern(target.name).cut(window).boxes, crcs, strict=True):
-            yield Part(
+            yield SlotPart(
                 target.name, each.number, each.first * size, each.box.size * size, crc, each.whole
             )
 
 
-def unfinished(written: Written, slots: Slots) -> list[Part]:
+def unfinished(written: Written, slots: Slots) -> list[SlotPart]:
     """The parts that are not all of a slot whose wrapping needs the checksums of all of it."""
     if all(slots.pattern(t.name).cut(window).finishes for t, window in written.windows):
         return []

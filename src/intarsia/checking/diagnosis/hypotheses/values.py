@@ -23,7 +23,7 @@ from intarsia.checking.diagnosis.hypothesis import (
 from intarsia.dtypes import BY_NAME, DType
 from intarsia.layout import Layout
 from intarsia.value import Shift
-from intarsia.value import Window as Stretch
+from intarsia.value import Window as ValueWindow
 from intarsia.value.cast import cast
 
 NARROW = ("BF16", "F16", "F8_E4M3", "F8_E5M2")
@@ -183,5 +183,5 @@ def _rounded(narrow: DType, flip: bool, w: Window) -> Mask:
 def _recentred(by: float, flip: bool, w: Window) -> Mask:
     """Where one side is the other as it is read where it was stored plus `by`."""
     fine, rough = (w.y, w.x) if flip else (w.x, w.y)
-    stored = Shift(by).encode(Stretch(fine, w.a), w.a)
-    return np.asarray(Shift(by).decode(Stretch(stored, w.a), w.a) == rough)
+    stored = Shift(by).encode(ValueWindow(fine, w.a), w.a)
+    return np.asarray(Shift(by).decode(ValueWindow(stored, w.a), w.a) == rough)

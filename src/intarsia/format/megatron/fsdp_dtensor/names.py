@@ -17,7 +17,6 @@ from intarsia.family import Param, Table
 from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.dcp.archives import stored_of
 from intarsia.format.dcp.metadata import Metadata, TensorRecord
-from intarsia.format.megatron.found import BY_THEIR_NAMES, Found
 from intarsia.format.megatron.fsdp_dtensor.keys import (
     FsdpRows,
     Section,
@@ -26,6 +25,7 @@ from intarsia.format.megatron.fsdp_dtensor.keys import (
     section_of,
 )
 from intarsia.format.megatron.keys import Key
+from intarsia.format.megatron.named_tensors import BY_THEIR_NAMES, MegatronTensors
 from intarsia.format.megatron.optimizer.state_tensors import state_row
 from intarsia.layout import Layout
 from intarsia.mesh import Rule
@@ -43,9 +43,9 @@ def name_tensors(
     config: Mapping[str, Any] | None,
     numbers: Mapping[str, str] | None = None,
     complain: Complain = refuse,
-) -> Found:
+) -> MegatronTensors:
     """Give every tensor the layout that its name tells; `numbers` are names of numbered parameters."""
-    found = Found()
+    found = MegatronTensors()
     if table is None:
         for record in records:
             found.add(stored_of(record))
@@ -79,7 +79,9 @@ def _named(section: Section | None, numbers: Mapping[str, str]) -> Section | Non
 class _Reader:
     """The tensors of one checkpoint as they are read: the model's first, then their states."""
 
-    def __init__(self, table: Table, tp: TensorParallel, found: Found, complain: Complain) -> None:
+    def __init__(
+        self, table: Table, tp: TensorParallel, found: MegatronTensors, complain: Complain
+    ) -> None:
         self.table, self.tp, self.found, self.complain = table, tp, found, complain
         self.rows = FsdpRows(table)
         self.params: dict[str, Param] = {}

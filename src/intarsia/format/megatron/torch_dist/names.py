@@ -13,8 +13,8 @@ from intarsia.family import Param, Table
 from intarsia.format.complaint import Complain, Complaint
 from intarsia.format.dcp.archives import stored_of
 from intarsia.format.dcp.metadata import Metadata, TensorRecord
-from intarsia.format.megatron.found import BY_THEIR_NAMES, Found
 from intarsia.format.megatron.keys import Key, MegatronRows, is_megatron_name
+from intarsia.format.megatron.named_tensors import BY_THEIR_NAMES, MegatronTensors
 from intarsia.format.megatron.optimizer.buckets import read_buckets
 from intarsia.format.megatron.optimizer.buffers import is_bucket
 from intarsia.format.megatron.optimizer.state_tensors import (
@@ -36,8 +36,8 @@ def name_tensors(
     config: Mapping[str, Any] | None,
     where: str,
     complain: Complain,
-) -> Found:
-    found = Found()
+) -> MegatronTensors:
+    found = MegatronTensors()
     if table is not None:
         _with_table(found, metadata, table, where, complain)
         return found
@@ -51,7 +51,7 @@ def name_tensors(
 
 
 def _with_table(
-    found: Found, metadata: Metadata, table: Table, where: str, complain: Complain
+    found: MegatronTensors, metadata: Metadata, table: Table, where: str, complain: Complain
 ) -> None:
     rows = MegatronRows(table)
     unknown: list[str] = []
@@ -94,7 +94,9 @@ def _tensors(record: TensorRecord, rows: MegatronRows) -> tuple[str, ...]:
     return (state_row(row, state[0]) if state else row).layout.tensors
 
 
-def _add_buckets(found: Found, buckets: list[TensorRecord], table: Table, where: str) -> None:
+def _add_buckets(
+    found: MegatronTensors, buckets: list[TensorRecord], table: Table, where: str
+) -> None:
     """Optimizer state out of buckets; where it cannot be found in them, the rest is still read."""
     if not buckets:
         return

@@ -13,7 +13,7 @@ from intarsia.planning.manifest import Target
 
 
 @frozen
-class Part:
+class StackPart:
     """Where a target lies in a stored tensor: `leading` axes of that tensor are fixed for it."""
 
     name: str
@@ -67,7 +67,7 @@ def _model_head(head: str) -> str:
     return found[1] if found else head
 
 
-def part_of(target: Target, stacks: Mapping[str, int]) -> Part:
+def part_of(target: Target, stacks: Mapping[str, int]) -> StackPart:
     """The place of a target in the tensor that is stored."""
     key = Key.parse(stored_key(target.name))
     leading: list[tuple[int, int]] = []
@@ -83,4 +83,4 @@ def part_of(target: Target, stacks: Mapping[str, int]) -> Part:
         offsets[0], shape[0] = shape[0] * key.half, shape[0] * 2
     places, sizes = [i for i, _ in leading], [n for _, n in leading]
     name = str(Key(key.rest, key.head, layer))
-    return Part(name, (*sizes, *shape), (*places, *offsets), len(leading))
+    return StackPart(name, (*sizes, *shape), (*places, *offsets), len(leading))

@@ -71,7 +71,7 @@ from intarsia.format.megatron.torch_dist.extra_states import (
     is_extra_state,
     says_nothing,
 )
-from intarsia.format.megatron.torch_dist.stacks import Part, alike_layers, part_of
+from intarsia.format.megatron.torch_dist.stacks import StackPart, alike_layers, part_of
 from intarsia.format.optimizer_state.learning_rates import note_on_rates, set_rates
 from intarsia.format.optimizer_state.parameter_groups import unplain_settings
 from intarsia.format.torch_file.plain import plain
@@ -182,7 +182,7 @@ def _place(
     files: Files, targets: Sequence[Target], mesh: Mesh, stacks: Mapping[str, int]
 ) -> tuple[dict[str, SlotColumns], dict[str, TensorRecord], dict[str, int]]:
     """A place for every box; the tensors that targets are stacked into, and their leading axes."""
-    taken: list[tuple[str, Part, Wrapped, int]] = []
+    taken: list[tuple[str, StackPart, Wrapped, int]] = []
     kinds: dict[str, tuple[DType, Shape]] = {}
     chunks: dict[str, list[Chunk]] = {}
     leading: dict[str, int] = {}

@@ -24,7 +24,7 @@ BY_THEIR_NAMES = (
 
 
 @dataclass
-class Found:
+class MegatronTensors:
     """Stored tensors, and what their names say.
 
     `copies` hold what is stored for another rank as well; of `repeated` counters the first is kept, and
