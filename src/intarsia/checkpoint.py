@@ -11,7 +11,7 @@ from intarsia.dtypes import DType
 from intarsia.errors import CoverageError, UnknownTensorError
 from intarsia.format.base import Located
 from intarsia.format.registry import folder_of, format_named
-from intarsia.kernel.summing import Runs, Sums
+from intarsia.kernel.summing import FileRuns, Sums
 from intarsia.layout import Layout
 from intarsia.mesh import Box, Mesh
 from intarsia.opened.lazy_tensor import Tensor, as_torch
@@ -144,7 +144,7 @@ class Checkpoint(Mapping[str, Tensor]):
             _check_holds(file, proven)
         self._folder.read_each(file, ranges)
 
-    def sums(self, proofs: Sequence[Proven], file: str, runs: Runs) -> Sums | None:
+    def sums(self, proofs: Sequence[Proven], file: str, runs: FileRuns) -> Sums | None:
         """Both sums of runs of a file, each of bytes that hold some of what is proven; None where they are to be read."""
         for proven in proofs:
             _check_holds(file, proven)
@@ -158,7 +158,7 @@ class Checkpoint(Mapping[str, Tensor]):
                 raise CoverageError(f"`{x.name}` is not proven to be a run of {file}")
         _, _, _, starts, lengths, _ = zip(*tensors, strict=True)
         self.prefetch(file, starts[0], starts[-1] + lengths[-1] - starts[0])
-        return self._folder.sums(file, Runs(starts, lengths, [0] * len(tensors)))
+        return self._folder.sums(file, FileRuns(starts, lengths, [0] * len(tensors)))
 
     def prefetch(self, file: str, start_bytes: int, length_bytes: int) -> None:
         """Have the store bring bytes of a file while others are worked on."""

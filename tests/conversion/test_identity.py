@@ -12,13 +12,13 @@ from intarsia.conversion.identity import _digest, _layouts, _tensors
 from intarsia.dtypes import BY_NAME
 from intarsia.layout import Layout, Loop, Piece
 from intarsia.mesh import Box
-from intarsia.planning.chunks import Chunks, Places
+from intarsia.planning.chunks import Chunks, FileRanges
 from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.value.shift import shifted
 
 BF16, F16 = BY_NAME["BF16"], BY_NAME["F16"]
 BOXES = (Box((0, 0), (2, 3)), Box((2, 0), (2, 3)))
-PLACES = Places(["f", "g"], *np.array([[0, 1, 1, 0], [0, 0, 12, 12], [12, 12, 12, 12]]))
+PLACES = FileRanges(["f", "g"], *np.array([[0, 1, 1, 0], [0, 0, 12, 12], [12, 12, 12, 12]]))
 LISTED = tuple([Chunk(BOXES[k], "fg"[k], 0, 12) for k in (0, 1)])
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from intarsia.kernel.comparing import NO_FILE, Side, equal_runs
+from intarsia.kernel.comparing import NO_FILE, OpenSide, equal_runs
 from intarsia.kernel.library import has_kernel
 from intarsia.kernel.room import ROOM_BYTES
 
@@ -28,7 +28,7 @@ def numbers(values: list[int]) -> np.ndarray:
 
 def found_equal(runs: list[Run]) -> int:
     columns = [numbers(list(x)) for x in zip(*runs, strict=True)]
-    return equal_runs(Side(*columns[:3]), Side(*columns[3:6]), *columns[6:]).equal
+    return equal_runs(OpenSide(*columns[:3]), OpenSide(*columns[3:6]), *columns[6:]).equal
 
 
 class Files:

@@ -10,7 +10,7 @@ import pytest
 
 from intarsia.kernel.library import has_kernel
 from intarsia.kernel.room import ROOM_BYTES
-from intarsia.kernel.summing import Runs, sum_file, sum_memory
+from intarsia.kernel.summing import FileRuns, sum_file, sum_memory
 from intarsia.run.sums.hashing import sum_run
 
 pytestmark = pytest.mark.skipif(not has_kernel(), reason="the kernel is not built: no C compiler")
@@ -62,7 +62,7 @@ def test_runs_of_a_file_are_summed_in_any_order_near_each_other_and_apart(tmp_pa
     lengths = [min(chance.randrange(9000), len(data) - first) for first in at[:-1]] + [len(data)]
     starts = [chance.choice(STARTS) for _ in at]
     with open(tmp_path / "file", "rb") as file:
-        found = sum_file(file.fileno(), Runs(at, lengths, starts))
+        found = sum_file(file.fileno(), FileRuns(at, lengths, starts))
     runs = zip(at, lengths, starts, strict=True)
     assert list(zip(*found, strict=True)) == [expected(data[a : a + n], s) for a, n, s in runs]
 
@@ -72,6 +72,6 @@ def test_a_file_that_ends_early_and_one_that_cannot_be_read_raise_what_python_ra
 ) -> None:
     (tmp_path / "file").write_bytes(b"12345678")
     with open(tmp_path / "file", "rb") as file, pytest.raises(EOFError):
-        sum_file(file.fileno(), Runs([0, 4], [4, 5], [0, 0]))
+        sum_file(file.fileno(), FileRuns([0, 4], [4, 5], [0, 0]))
     with open(tmp_path / "file", "wb") as file, pytest.raises(OSError, match="Bad file descriptor"):
-        sum_file(file.fileno(), Runs([0], [4], [0]))
+        sum_file(file.fileno(), FileRuns([0], [4], [0]))

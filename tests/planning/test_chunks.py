@@ -7,11 +7,18 @@ from itertools import chain
 import numpy as np
 
 from intarsia.mesh import Box
-from intarsia.planning.chunks import Chunks, Places, boxes_of, columns_of, first_place, places_of
+from intarsia.planning.chunks import (
+    Chunks,
+    FileRanges,
+    boxes_of,
+    columns_of,
+    first_place,
+    places_of,
+)
 from intarsia.planning.manifest import Chunk, Entry
 
 BOXES = (Box((0,), (2,)), Box((2,), (3,)))
-TABLE = Places(["a", "unused", "b"], *np.array([[0, 2, 2, 0], [5, 6, 7, 8], [1, 2, 3, 4]]))
+TABLE = FileRanges(["a", "unused", "b"], *np.array([[0, 2, 2, 0], [5, 6, 7, 8], [1, 2, 3, 4]]))
 ONE, TWO = Chunks(BOXES, TABLE, 0), Chunks(BOXES, TABLE, 2)
 PLAIN = (Chunk(BOXES[0], "b", 7, 3), Chunk(BOXES[1], "a", 8, 4))
 ENTRY = Entry("o", "c", 9, 1)

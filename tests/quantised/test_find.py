@@ -11,7 +11,7 @@ import torch
 
 from intarsia.dtypes import BY_TORCH
 from intarsia.planning.manifest import Logical
-from intarsia.quantised import Quantised, find_quantised
+from intarsia.quantised import QuantisedWeights, find_quantised
 from intarsia.quantised.scheme import scheme_of
 from tests.quantised.models import llama
 from tests.quantised.schemes import BLOCK, SCHEMES, compressed, fp8_of, linears
@@ -31,7 +31,7 @@ def made(scheme: str) -> tuple[Headers, dict[str, Any]]:
     return headers(make(llama()[0])), {"quantization_config": said}
 
 
-def kinds(found: Quantised) -> list[tuple[str, str]]:
+def kinds(found: QuantisedWeights) -> list[tuple[str, str]]:
     return [(fault.kind, fault.tensors[0]) for fault in found.faults]
 
 

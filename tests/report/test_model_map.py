@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from intarsia.report.model_map import Cell, Row, map_of
+from intarsia.report.model_map import Cell, MapRow, map_of
 from tests.report.made import HOSTILE
 
 WORDS = st.sampled_from(
@@ -42,7 +42,7 @@ def test_hostile_names_come_back_too() -> None:
 def test_layers_and_experts_of_one_parameter_share_a_row() -> None:
     names = [f"model.layers.{k}.mlp.experts.{e}.up.weight" for k in range(3) for e in range(2)]
     rows, cells = map_of(names)
-    assert rows == [Row("", ("model.layers.", ".mlp.experts.", ".up.weight"), True, True)]
+    assert rows == [MapRow("", ("model.layers.", ".mlp.experts.", ".up.weight"), True, True)]
     assert cells == [Cell(0, k, e) for k in range(3) for e in range(2)]
 
 

@@ -15,9 +15,9 @@ from typing import ClassVar
 from urllib.parse import quote, unquote
 
 from intarsia.errors import UsageError
-from intarsia.store.base import Entry, Range, Reader, Store, Transaction
+from intarsia.store.base import DirectoryEntry, Range, Reader, Store, Transaction
 from intarsia.store.stamp import Stamp
-from intarsia.store.writing.old_contents import Contents
+from intarsia.store.writing.old_contents import OldContents
 
 
 def key(name: object) -> str:
@@ -56,14 +56,14 @@ class BucketStore(Store):
         """Let an upload show under a name, in one step."""
         self._put(self.markers / key(path), str(upload).encode())
 
-    def look(self, path: PurePath) -> Entry | None:
+    def look(self, path: PurePath) -> DirectoryEntry | None:
         files = self.files()
         if held := files.get(str(path)):
             found = held.stat()
-            return Entry("file", Stamp.from_stat(found), (0, found.st_ino))
+            return DirectoryEntry("file", Stamp.from_stat(found), (0, found.st_ino))
         if any(is_below(name, str(path)) for name in files):
             number = self.upload_of(path) or 0
-            return Entry("folder", Stamp(0, 0, 0, number), (0, number))
+            return DirectoryEntry("folder", Stamp(0, 0, 0, number), (0, number))
         return None
 
     def names(self, folder: PurePath) -> list[str]:
@@ -181,7 +181,7 @@ class BucketTransaction(Transaction):
             held.seek(start_bytes)
             held.writelines(buffers)
 
-    def commit(self, old: Contents | None) -> None:
+    def commit(self, old: OldContents | None) -> None:
         upload, before = self.number_of(self.folder), self.number_of(self.destination)
         assert upload is not None
         self.store.mark(self.destination, upload)

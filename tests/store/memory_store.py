@@ -8,9 +8,9 @@ from itertools import count
 from pathlib import PurePath
 
 from intarsia.errors import UsageError
-from intarsia.store.base import Entry, Range, Reader, Store, Transaction
+from intarsia.store.base import DirectoryEntry, Range, Reader, Store, Transaction
 from intarsia.store.stamp import Stamp
-from intarsia.store.writing.old_contents import Contents
+from intarsia.store.writing.old_contents import OldContents
 
 
 @dataclass
@@ -48,12 +48,12 @@ class MemoryStore(Store):
         start = f"{folder}/"
         return {n.removeprefix(start): f for n, f in self.files.items() if n.startswith(start)}
 
-    def look(self, path: PurePath) -> Entry | None:
+    def look(self, path: PurePath) -> DirectoryEntry | None:
         if file := self.files.get(str(path)):
-            return Entry("file", file.stamp, (0, file.number))
+            return DirectoryEntry("file", file.stamp, (0, file.number))
         if held := self.below(path):
             first = min(file.number for file in held.values())
-            return Entry("folder", Stamp(0, first, first, first), (0, first))
+            return DirectoryEntry("folder", Stamp(0, first, first, first), (0, first))
         return None
 
     def names(self, folder: PurePath) -> list[str]:
@@ -127,7 +127,7 @@ class MemoryTransaction(Transaction):
             start_bytes += len(view)
         held.number = next(self.store.numbers)
 
-    def commit(self, old: Contents | None) -> None:
+    def commit(self, old: OldContents | None) -> None:
         files, written = dict(self.store.files), dict(self.store.written)
         for name in self.store.below(self.destination):
             del files[str(self.destination / name)]

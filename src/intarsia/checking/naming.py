@@ -89,7 +89,7 @@ def expert_in(name: str) -> re.Match[str] | None:
 
 
 @frozen
-class Unit:
+class StackedMatrix:
     """One matrix of a stored tensor, which may stack those of layers and experts."""
 
     place: ModelPlace
@@ -98,7 +98,7 @@ class Unit:
     columns: int
 
 
-def units_of(stored: Stored) -> list[Unit]:
+def units_of(stored: Stored) -> list[StackedMatrix]:
     """The matrices that a stored tensor is made of, in the order of its rows."""
     place, shape = place_of(stored.name), stored.shape
     columns = shape[-1] if shape else 1
@@ -110,7 +110,7 @@ def units_of(stored: Stored) -> list[Unit]:
     counts = shape[: len(stacked)]
     rows = prod(shape[len(stacked) : -1])
     if not stacked:
-        return [Unit(place, 0, rows, columns)]
+        return [StackedMatrix(place, 0, rows, columns)]
     units = []
     for k in range(prod(counts)):
         at = {"layer": place.layer, "expert": place.expert}
@@ -118,11 +118,13 @@ def units_of(stored: Stored) -> list[Unit]:
         for word, n in reversed(list(zip(stacked, counts, strict=True))):
             rest, at[word] = divmod(rest, n)
         here = ModelPlace(place.template, place.kind, at["layer"], at["expert"])
-        units.append(Unit(here, k * rows, rows, columns))
+        units.append(StackedMatrix(here, k * rows, rows, columns))
     return units
 
 
-def tensors_in(stored: Stored, unit: Unit, lo: int = 0, hi: int | None = None) -> tuple[str, ...]:
+def tensors_in(
+    stored: Stored, unit: StackedMatrix, lo: int = 0, hi: int | None = None
+) -> tuple[str, ...]:
     """The logical tensors that have elements in rows `[lo, hi)` of a unit."""
     hi = unit.rows if hi is None else hi
     start = (unit.first_row + lo) * unit.columns

@@ -15,7 +15,7 @@ from intarsia.planning.manifest import Manifest
 from intarsia.store.address import named
 from intarsia.store.reading.folder import read_file
 from intarsia.store.reading.lookup import everything_in, is_file, is_folder, is_link
-from intarsia.store.writing.old_contents import Contents
+from intarsia.store.writing.old_contents import OldContents
 
 _FRAME = {
     "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json",
@@ -28,7 +28,7 @@ _FRAME = {
 _OWN_ROLES = (Role.MODEL, Role.OPTIMIZER, Role.TRAINING)
 
 
-def check_replaceable(path: PurePath, contents: Contents) -> None:
+def check_replaceable(path: PurePath, contents: OldContents) -> None:
     """Refuse to replace what holds anything but one checkpoint, by the names of the rest."""
     try:
         manifest = read_manifest(path, complain=lambda complaint: None)

@@ -11,7 +11,7 @@ from typing import Any
 
 from intarsia.errors import FamilyError
 from intarsia.family.config.fields import MAX_LAYERS, Config
-from intarsia.family.rows import Known, Param, Rows
+from intarsia.family.rows import Param, Rows, RowsOfDialects
 from intarsia.family.table import DISK, HUB, Layer, Table
 from intarsia.mesh import Shape
 
@@ -131,6 +131,6 @@ def _table(config: str, zero_centered: bool | None) -> Table:
 
 
 __all__ = [
-    "MAX_LAYERS", "Adopted", "Config", "Fill", "Known", "Layer", "Param", "Rows", "Table", "adopt",
+    "MAX_LAYERS", "Adopted", "Config", "Fill", "RowsOfDialects", "Layer", "Param", "Rows", "Table", "adopt",
     "model_types", "register", "table_for", "unregister",
 ]  # fmt: skip

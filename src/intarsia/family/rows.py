@@ -111,7 +111,7 @@ class Rows(Mapping[str, Param]):
         return out
 
 
-class Known(Mapping[str, Param]):
+class RowsOfDialects(Mapping[str, Param]):
     """The rows of several dialects as one; where they share a name, the first dialect wins."""
 
     def __init__(self, dialects: Iterable[Rows]) -> None:

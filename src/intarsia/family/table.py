@@ -25,7 +25,7 @@ from itertools import cycle
 
 from intarsia.errors import FamilyError
 from intarsia.family.config.fields import LAYERS, MAX_TENSORS, Fields
-from intarsia.family.rows import Known, Rows
+from intarsia.family.rows import Rows, RowsOfDialects
 from intarsia.family.verbs import Verb
 from intarsia.frozen import frozen
 from intarsia.mesh import Rule, Shape
@@ -94,9 +94,9 @@ class Table(Fields):
         return tuple(kind for kind in kinds if isinstance(kind, str))
 
     @cached_property
-    def known(self) -> Known:
+    def known(self) -> RowsOfDialects:
         """Every stored name of every dialect that reading recognises."""
-        return Known(self.dialects.values())
+        return RowsOfDialects(self.dialects.values())
 
     def is_beside_the_text(self, name: str) -> bool:
         """Whether a tensor is of a vision tower or the like, which every format carries by name."""

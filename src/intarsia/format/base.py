@@ -27,11 +27,11 @@ from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.entries import entries_in_place
 from intarsia.format.optimizer_state.learning_rates import Rates
 from intarsia.format.optimizer_state.parameter_groups import (
-    Groups,
+    ParameterGroups,
     has_megatron_groups,
     has_torch_groups,
 )
-from intarsia.format.request import EntriesToWrite, Request, Source, Wanted
+from intarsia.format.request import EntriesToWrite, Request, SourceWithEntries, Wanted
 from intarsia.frozen import frozen
 from intarsia.layout import Piece
 from intarsia.mesh import Box, Mesh, Shape
@@ -116,7 +116,7 @@ class WriteOptions:
     max_shard_bytes: int = 5_000_000_000
     entries: Mapping[str, bytes] = field(default_factory=dict)
     config: Mapping[str, Any] | None = None
-    groups: Groups | None = None
+    groups: ParameterGroups | None = None
     step: float | None = None
     dtype: DType | None = None
     source: Manifest | None = None
@@ -221,7 +221,7 @@ class Format(ABC):
         """The bytes of every entry; raise at one of more than `limit_bytes`."""
         return entries_in_place(src, folder, limit_bytes)
 
-    def groups(self, src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:
+    def groups(self, src: Manifest, entries: Mapping[str, bytes]) -> ParameterGroups | None:
         """The parameter groups in the entries of a checkpoint."""
         if not (has_torch_groups(entries) or has_megatron_groups(entries)):
             return None
@@ -321,7 +321,7 @@ class Format(ABC):
         """What is to be known of a checkpoint that is made of a source."""
         return iter(())
 
-    def entries_to_write(self, src: Source, wanted: Wanted) -> EntriesToWrite:
+    def entries_to_write(self, src: SourceWithEntries, wanted: Wanted) -> EntriesToWrite:
         """What goes along with tensors and their optimizer state."""
         if not has_megatron_groups(src.manifest.entries):
             return EntriesToWrite(src.entries)

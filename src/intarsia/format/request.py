@@ -7,7 +7,7 @@ from dataclasses import field
 
 from intarsia.dtypes import DType
 from intarsia.format.optimizer_state.learning_rates import Rates
-from intarsia.format.optimizer_state.parameter_groups import Groups
+from intarsia.format.optimizer_state.parameter_groups import ParameterGroups
 from intarsia.frozen import frozen, frozen_open
 from intarsia.mesh import Mesh
 from intarsia.planning.inventory import Reason
@@ -48,15 +48,15 @@ class EntriesToWrite:
     """Entries by name, and the groups and the step of an optimizer that the format spells by itself."""
 
     entries: Mapping[str, bytes] = field(default_factory=dict)
-    groups: Groups | None = None
+    groups: ParameterGroups | None = None
     step: float | None = None
 
 
 @frozen_open
-class Source:
+class SourceWithEntries:
     """A source with the bytes of its entries; its groups and numbers are read when they are asked for."""
 
     manifest: Manifest
     entries: Mapping[str, bytes]
-    groups: Callable[[], Groups | None]
+    groups: Callable[[], ParameterGroups | None]
     number: Callable[[str], float]

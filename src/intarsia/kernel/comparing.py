@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.kernel.library import LIBRARY, address, error_of
-from intarsia.kernel.room import ROOM_BYTES, THREAD_ROOM, Room
+from intarsia.kernel.room import ROOM_BYTES, THREAD_ROOM, CacheRoom
 
 Numbers = NDArray[np.int64]
 
@@ -18,7 +18,7 @@ NO_FILE = -1
 Failed = tuple[OSError | EOFError, int]
 
 
-class Side(NamedTuple):
+class OpenSide(NamedTuple):
     """One side of runs: rows of run k begin `steps[k]` bytes apart, the first at byte `at[k]` of the file
     `files[k]`: an open one, or `NO_FILE` where `at` is an address in memory."""
 
@@ -27,7 +27,7 @@ class Side(NamedTuple):
     steps: Numbers
 
 
-_OTHER_ROOM = Room()
+_OTHER_ROOM = CacheRoom()
 
 
 class Compared(NamedTuple):
@@ -38,7 +38,7 @@ class Compared(NamedTuple):
     failed: tuple[Failed | None, Failed | None]
 
 
-def equal_runs(left: Side, right: Side, rows: Numbers, row_bytes: Numbers) -> Compared:
+def equal_runs(left: OpenSide, right: OpenSide, rows: Numbers, row_bytes: Numbers) -> Compared:
     """Compare runs with each other, up to the first that differs.
 
     Run k is `rows[k]` rows of `row_bytes[k]` bytes on both sides.

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.kernel.library import LIBRARY, address, error_of
-from intarsia.kernel.room import Room
+from intarsia.kernel.room import CacheRoom
 
 BLOCK_BYTES = 256 << 10
 """What is read, summed and written while it lies in a core's cache."""
@@ -50,7 +50,7 @@ class MoveError(Exception):
         self.error = error
 
 
-_room = Room(2 * BLOCK_BYTES)
+_room = CacheRoom(2 * BLOCK_BYTES)
 
 
 def move(strips: Strips, sides: Sides, sums: int, boxes: int) -> Moved:

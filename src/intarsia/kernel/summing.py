@@ -15,7 +15,7 @@ from intarsia.kernel.room import ROOM_BYTES, THREAD_ROOM
 Bytes = NDArray[np.uint8]
 
 
-class Runs(NamedTuple):
+class FileRuns(NamedTuple):
     """Runs of a file: `lengths[k]` bytes from byte `at[k]` on, the first being byte `starts[k]` of a tensor."""
 
     at: Sequence[int]
@@ -30,7 +30,7 @@ class Sums(NamedTuple):
     crcs: Sequence[int]
 
 
-def sum_file(fd: int, runs: Runs) -> Sums:
+def sum_file(fd: int, runs: FileRuns) -> Sums:
     """The sums of runs of an open file."""
     assert LIBRARY is not None
     count = len(runs.at)

@@ -40,7 +40,7 @@ class Matrix(NamedTuple):
         return self.rows * self.columns * self.itemsize
 
 
-class Seen(NamedTuple):
+class SurveyedMatrix(NamedTuple):
     """What a matrix shows; `used` are the bits in use, without a sign that only zeros have."""
 
     most: int
@@ -58,7 +58,7 @@ class Seen(NamedTuple):
 class Surveyed(NamedTuple):
     """What matrices show, and all of their sums."""
 
-    seen: list[Seen]
+    seen: list[SurveyedMatrix]
     sums: NDArray[np.uint64]
 
 
@@ -89,7 +89,7 @@ def _survey(fd: int, asked: Asked) -> Surveyed:
     assert {m.itemsize for m in asked.matrices} <= {1, 2, 4, 8}
     assert max([m.sums_at + m.rows + m.columns for m in asked.matrices], default=0) <= asked.sums
     sums = np.empty(asked.sums, np.uint64)
-    seen = np.empty((count, len(Seen._fields)), np.uint64)
+    seen = np.empty((count, len(SurveyedMatrix._fields)), np.uint64)
     cuts = np.array([*asked.cuts, asked.least_part], np.uint64)
     went = LIBRARY.intarsia_survey(
         ctypes.c_int(fd),
@@ -103,4 +103,4 @@ def _survey(fd: int, asked: Asked) -> Surveyed:
         ctypes.c_uint64(ROOM_BYTES),
     )
     check(went)
-    return Surveyed([*map(Seen._make, seen.tolist())], sums)
+    return Surveyed([*map(SurveyedMatrix._make, seen.tolist())], sums)

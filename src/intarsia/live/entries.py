@@ -16,7 +16,7 @@ import torch
 
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import UsageError
-from intarsia.format.torch_file.inert import Tensor
+from intarsia.format.torch_file.inert import InertTensor
 from intarsia.format.torch_file.torch_frame import write_object
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.live.loading.fill import as_bytes
@@ -86,14 +86,14 @@ def _live(value: Any) -> Any:
             data = np.frombuffer(value["data"], np.uint8).copy()
             return as_torch(data, BY_NAME[value[_TENSOR]], tuple(value["shape"]))
         return {key: _live(x) for key, x in value.items()}
-    if isinstance(value, Tensor) and value.storage.data is not None:
+    if isinstance(value, InertTensor) and value.storage.data is not None:
         return _strided(value)
     if type(value) in (list, tuple):
         return type(value)(_live(x) for x in value)
     return value
 
 
-def _strided(found: Tensor) -> Any:
+def _strided(found: InertTensor) -> Any:
     assert found.storage.data is not None
     kind = getattr(torch, found.dtype.torch)
     flat = torch.frombuffer(bytearray(found.storage.data), dtype=kind)

@@ -20,7 +20,7 @@ from intarsia.family import table_for
 from intarsia.format.registry import find_checkpoint, folder_of, format_named
 from intarsia.live.background import finish_last
 from intarsia.live.entries import extra_in
-from intarsia.live.loading.demand import Demand, Place, cast_names, settle
+from intarsia.live.loading.demand import Demand, RankOfMesh, cast_names, settle
 from intarsia.live.loading.fill import Filling, fill, prove
 from intarsia.live.loading.kept import check_adapters, check_handed, check_kept, kept_of
 from intarsia.live.loading.mapped import map_tensors
@@ -36,7 +36,7 @@ from intarsia.live.loading.shared_memory import with_one_source
 from intarsia.live.megatron.model import chunks_of, install, is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import unlike_settings, with_settings
 from intarsia.live.model.adapters import added
-from intarsia.live.model.contents import Contents
+from intarsia.live.model.contents import ModelContents
 from intarsia.live.model.names import config_of, facts_of, manifest_for, model_in, named_as_is
 from intarsia.live.optimizer.named import NamedOptimizer
 from intarsia.live.optimizer.state import unused_state
@@ -118,7 +118,7 @@ def load(
         empty = [n for module in _modules(into) for n, x, _ in added(module) if is_empty(x)]
         on_meta = {id(module): names_on_meta(module) for module in _modules(into)}
         left = [name for module in _modules(into) for name in materialise(module, device)]
-        contents = None if is_megatron(into) else Contents.of(into)
+        contents = None if is_megatron(into) else ModelContents.of(into)
         if contents is None:
             refuse_optimizer(optimizer)
         else:
@@ -235,7 +235,7 @@ def _tied(into: Any, manifest: Manifest) -> dict[str, str]:
     return {name: to for table in tables if table for name, to in table.tied.items()}
 
 
-def _place(mesh: Any, rank: int | None, team: Crew) -> Place | None:
+def _place(mesh: Any, rank: int | None, team: Crew) -> RankOfMesh | None:
     if mesh is None:
         if rank is not None:
             raise UsageError("`rank` is a place in a mesh, and no `mesh` was given")

@@ -31,7 +31,7 @@ Name = Callable[[str], str]
 
 
 @dataclass
-class Loaded:
+class LoadedParameters:
     """What a load filled, and what it left as the caller had it."""
 
     filled: list[str] = field(default_factory=list)
@@ -49,7 +49,7 @@ def load_parameters(
     *,
     name_of: Name = canonical,
     zero_centered: bool | None = None,
-) -> Loaded:
+) -> LoadedParameters:
     """Fill a model's parameters, and their states where given, each rank its own slices.
 
     `name_of` gives the global name of a local one, where expert parallelism numbers experts again.
@@ -98,7 +98,7 @@ class _Loader:
         self.holdings: list[Holding] = []
         self.counters: list[tuple[torch.Tensor, tuple[str, ...]]] = []
         self.missing: list[str] = []
-        self.loaded = Loaded()
+        self.loaded = LoadedParameters()
 
     def weight(self, name: str, row: Param | None, item: ParameterSlice, param: Any) -> None:
         if row is None:

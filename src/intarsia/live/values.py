@@ -12,11 +12,11 @@ from typing import Any
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import UsageError
 from intarsia.live.entries import EXTRA, pack, spread, unpack
-from intarsia.live.model.contents import Contents
+from intarsia.live.model.contents import ModelContents
 from intarsia.planning.manifest import Manifest
 
 
-def packed_with(contents: Contents, given: Mapping[str, bytes]) -> dict[str, bytes]:
+def packed_with(contents: ModelContents, given: Mapping[str, bytes]) -> dict[str, bytes]:
     """`extra` as it was given, with the values and the extra state of what is saved; raise where names meet."""
     found = dict(given)
     for name, value in (*contents.values.items(), *contents.extra_state.items()):
@@ -37,7 +37,7 @@ class Values:
     lost: Mapping[str, str]
 
     @staticmethod
-    def of(contents: Contents, manifest: Manifest, size: int) -> Values:
+    def of(contents: ModelContents, manifest: Manifest, size: int) -> Values:
         """Look for everything that is no tensor, for `size` ranks."""
         entries, tensors, lost = dict[str, str](), dict[str, str](), dict[str, str]()
         listed, own = spread(manifest.entries, size)
@@ -57,7 +57,7 @@ class Values:
 
     def put(
         self,
-        contents: Contents,
+        contents: ModelContents,
         manifest: Manifest,
         entries: Mapping[str, bytes],
         extra: dict[str, Any],

@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import partial
 
 from intarsia.format.entries import too_much
-from intarsia.format.optimizer_state.parameter_groups import Groups
+from intarsia.format.optimizer_state.parameter_groups import ParameterGroups
 from intarsia.format.registry import folder_of, format_named
-from intarsia.format.request import EntriesToWrite, Request, Source, Wanted
+from intarsia.format.request import EntriesToWrite, Request, SourceWithEntries, Wanted
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
 from intarsia.store.reading.folder import Folder
@@ -32,7 +32,7 @@ def entries_to_write(
         src = replace(src, entries=src.saved.objects)
     entries = read_entries(src, budget.memory_bytes // 2)
     groups, number = partial(groups_of, src, entries), partial(_number, src)
-    return writer.entries_to_write(Source(src, entries, groups, number), wanted)
+    return writer.entries_to_write(SourceWithEntries(src, entries, groups, number), wanted)
 
 
 def _named_entries(src: Manifest, names: Iterable[str]) -> dict[str, bytes]:
@@ -65,7 +65,7 @@ def each_entry(src: Manifest, folder: Folder, limit_bytes: int) -> Iterator[tupl
     return format_named(src.format).entries(src, folder, limit_bytes)
 
 
-def groups_of(src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:
+def groups_of(src: Manifest, entries: Mapping[str, bytes]) -> ParameterGroups | None:
     """The parameter groups in the entries of a source, in whichever framework's form."""
     return format_named(src.format).groups(src, entries)
 

@@ -39,7 +39,7 @@ class StoredTensor:
 
 
 @frozen
-class Quantised:
+class QuantisedKind:
     """How weights are quantised, and how many are."""
 
     scheme: str
@@ -66,7 +66,7 @@ class Inspection:
     complete: bool
     problems: tuple[str, ...]
     inventory: tuple[InventoryItem, ...]
-    quantised: Quantised | None
+    quantised: QuantisedKind | None
     notes: tuple[str, ...]
     manifest: Manifest = field(repr=False, compare=False)
 
@@ -147,7 +147,7 @@ def inspect(path: PathLike, config: ConfigLike = None, section: SectionLike = No
         complete=not found.absent and not wrong,
         problems=(*map(str, found.problems), *wrong),
         inventory=found.inventory,
-        quantised=Quantised(str(q), len(q.weights)) if q else None,
+        quantised=QuantisedKind(str(q), len(q.weights)) if q else None,
         notes=found.notes,
         manifest=found,
     )

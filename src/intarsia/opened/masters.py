@@ -30,7 +30,7 @@ from intarsia.value.cast import cast
 
 
 @frozen
-class Stale:
+class StaleElements:
     """A weight that is not its main weight rounded: how many elements, and the first of them."""
 
     name: str
@@ -60,7 +60,7 @@ def check_rounded(src: Manifest, layouts: Iterable[Layout], budget: Budget, *, h
     recentred = recentred_norms(src.config) if todo else {}
     with Checkpoint(src) as checkpoint:
 
-        def look(layout: Layout) -> Stale | None:
+        def look(layout: Layout) -> StaleElements | None:
             norm = recentred.get(layout.tensors[0], PLAIN) if layout.tensors else PLAIN
             return _stale(checkpoint, layout, budget.window_bytes, norm)
 
@@ -69,7 +69,7 @@ def check_rounded(src: Manifest, layouts: Iterable[Layout], budget: Budget, *, h
         raise _contradiction(found, src, hint)
 
 
-def _contradiction(found: Sequence[Stale], src: Manifest, hint: str) -> PrecisionError:
+def _contradiction(found: Sequence[StaleElements], src: Manifest, hint: str) -> PrecisionError:
     first = found[0]
     dtype = src.logical[first.name].dtype
     total = sum(x.elements for x in found)
@@ -93,7 +93,7 @@ def recentred_norms(config: Mapping[str, Any] | None) -> dict[str, Value]:
 
 def _stale(
     checkpoint: Checkpoint, layout: Layout, window_bytes: int, recentred: Value
-) -> Stale | None:
+) -> StaleElements | None:
     """How weights differ from their main weights rounded; None where they do not.
 
     A norm may have been rounded where it was centred on another value: as `recentred` stores it.
@@ -106,7 +106,7 @@ def _stale(
 
 def _compared(
     checkpoint: Checkpoint, layout: Layout, window_bytes: int, recentred: Value
-) -> Stale | None:
+) -> StaleElements | None:
     held = checkpoint.manifest.logical
     name = layout.tensors[0]
     a, b = held[name].dtype, held[master_of(name)].dtype
@@ -128,7 +128,7 @@ def _compared(
             piece = layout.box(index, (1,) * len(index)).pieces[0]
             values = (as_float64(x[at : at + 1], a), as_float64(y[at : at + 1], b))
             place = unravel(piece.to, held[piece.tensor].shape)
-            first = Stale(piece.tensor, 0, place, *(float(v[0]) for v in values))
+            first = StaleElements(piece.tensor, 0, place, *(float(v[0]) for v in values))
     return None if first is None else replace(first, elements=count)
 
 

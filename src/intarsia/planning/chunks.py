@@ -20,11 +20,11 @@ Lying = Chunk | Entry | WholeTensor
 """What lies in one stretch of a file."""
 
 
-Place = tuple[str, int, int]
+FileRange = tuple[str, int, int]
 """A file, the byte at which something begins in it, and its length."""
 
 
-class Places(NamedTuple):
+class FileRanges(NamedTuple):
     """Stretches of files: numbers of their `names`, first bytes and lengths."""
 
     names: Sequence[str]
@@ -33,12 +33,12 @@ class Places(NamedTuple):
     lengths: Numbers
 
     @staticmethod
-    def of(held: Sequence[Place]) -> Places:
+    def of(held: Sequence[FileRange]) -> FileRanges:
         """Places in columns, their files numbered."""
         files, starts, lengths = zip(*held, strict=True) if held else ((), (), ())
         numbers = {file: k for k, file in enumerate(dict.fromkeys(files))}
         columns = [*map(numbers.__getitem__, files)], starts, lengths
-        return Places([*numbers], *(np.array(column, np.int64) for column in columns))
+        return FileRanges([*numbers], *(np.array(column, np.int64) for column in columns))
 
     def lists(self, first: int, stop: int) -> tuple[list[str], list[int], list[int]]:
         """Files, first bytes and lengths of some of them."""
@@ -53,7 +53,7 @@ class Chunks(MadeTogether[Chunk]):
 
     __slots__ = ("boxes", "first", "places")
 
-    def __init__(self, boxes: tuple[Box, ...], places: Places, first: int) -> None:
+    def __init__(self, boxes: tuple[Box, ...], places: FileRanges, first: int) -> None:
         self.boxes = boxes
         self.places = places
         self.first = first
@@ -110,9 +110,9 @@ def columns_of(chunks: Sequence[Lying]) -> tuple[list[str], list[int], list[int]
     return files, starts, [x.length_bytes for x in chunks]
 
 
-def places_of(held: Sequence[Sequence[Lying]]) -> Places:
+def places_of(held: Sequence[Sequence[Lying]]) -> FileRanges:
     """The places of all chunks of tensors, and of entries."""
-    known, count, end = Places([], *np.zeros((3, 0), np.int64)), 0, 0
+    known, count, end = FileRanges([], *np.zeros((3, 0), np.int64)), 0, 0
     # Those that are in columns already, one after another, stay there.
     for chunks in held:
         if not isinstance(chunks, Chunks) or chunks.first != end:
@@ -127,4 +127,4 @@ def places_of(held: Sequence[Sequence[Lying]]) -> Places:
     whole = [np.concatenate([a[:end], np.array(b, np.int64)]) for a, b in each]
     used = np.bincount(whole[0], minlength=len(names)) > 0
     whole[0] = (np.cumsum(used) - 1)[whole[0]]
-    return Places([name for name, is_used in zip(names, used, strict=True) if is_used], *whole)
+    return FileRanges([name for name, is_used in zip(names, used, strict=True) if is_used], *whole)

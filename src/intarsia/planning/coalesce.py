@@ -27,7 +27,7 @@ Ints = NDArray[np.int64]
 
 
 @frozen
-class Runs:
+class SourceRuns:
     """Equal stretches of a source that one copy reads: first bytes, and their one length.
 
     `outer` are the loops over runs, `inner` those within one.
@@ -48,7 +48,7 @@ def grid(loops: tuple[Loop, ...], stride_of: str, scale: int) -> Ints:
     return offsets
 
 
-def runs_of(piece: Piece, itemsize: int, base_bytes: int = 0) -> Runs:
+def runs_of(piece: Piece, itemsize: int, base_bytes: int = 0) -> SourceRuns:
     """The stretches of the source that a copy reads.
 
     >>> runs_of(Piece("", 2, 0, (Loop(2, 1024, 512), Loop(512, 1, 1))), 2).starts.tolist()
@@ -65,7 +65,7 @@ def runs_of(piece: Piece, itemsize: int, base_bytes: int = 0) -> Runs:
         taken += 1
     outer, inner = tuple(reversed(loops[taken:])), tuple(reversed(loops[:taken]))
     starts = base_bytes + piece.at * itemsize + grid(outer, "at", itemsize)
-    return Runs(starts, reach * itemsize, outer, inner)
+    return SourceRuns(starts, reach * itemsize, outer, inner)
 
 
 def merge(starts: Ints, lengths: Ints) -> tuple[Ints, Ints]:

@@ -20,7 +20,7 @@ from intarsia.layout import Layout
 from intarsia.mesh import Box, Rule, Shape
 from intarsia.planning.inventory import InventoryItem
 from intarsia.planning.problem import Problem
-from intarsia.quantised.weight import NOT_QUANTISED, Quantised
+from intarsia.quantised.weight import NOT_QUANTISED, QuantisedWeights
 from intarsia.value import PLAIN, Value
 
 
@@ -102,7 +102,7 @@ class Entry:
 
 
 @frozen
-class Side:
+class SideFile:
     """A small file that travels with the checkpoint unchanged (configuration, tokenizer)."""
 
     name: str
@@ -110,7 +110,7 @@ class Side:
 
 
 @frozen
-class Saved:
+class SavedStateDict:
     """A state dict that is carried whole: its objects as they are, and the path to each key in what was nested."""
 
     objects: Mapping[str, Entry]
@@ -150,7 +150,7 @@ class Manifest:
     entries: Mapping[str, Entry] = field(default_factory=dict)
     in_memory_files: Mapping[str, bytes] = field(default_factory=dict)
     copies: tuple[Stored, ...] = ()
-    sides: tuple[Side, ...] = ()
+    sides: tuple[SideFile, ...] = ()
     inventory: tuple[InventoryItem, ...] = ()
     absent: tuple[Logical, ...] = ()
     problems: tuple[Problem, ...] = ()
@@ -159,10 +159,10 @@ class Manifest:
     chosen: tuple[str, ...] = ()
     stamps: Mapping[str, tuple[int, int, int, int]] = field(default_factory=dict)
     section: tuple[str, ...] = ()
-    saved: Saved | None = None
+    saved: SavedStateDict | None = None
     state_unclear: IntarsiaError | None = None
     state_by_order: bool = False
-    quantised: Quantised = NOT_QUANTISED
+    quantised: QuantisedWeights = NOT_QUANTISED
     metadata: Mapping[str, str] = field(default_factory=dict)
     parts: Mapping[str, Stored] = field(default_factory=dict)
 

@@ -23,7 +23,7 @@ from intarsia.planning.inventory import LeftOut, Reason
 from intarsia.planning.manifest import Manifest, Target
 from intarsia.planning.plan import Plan
 from intarsia.planning.proof import Gap, Proven, prover_of
-from intarsia.planning.together import Group, partners, windows_together
+from intarsia.planning.together import ProvenGroup, partners, windows_together
 from intarsia.planning.window import WINDOW_BYTES
 
 
@@ -43,7 +43,7 @@ class Costs:
         self._window_bytes = window_bytes
         self._known: dict[Any, Cost] = {}
 
-    def of(self, group: Group) -> Cost:
+    def of(self, group: ProvenGroup) -> Cost:
         """What filling targets takes that move together."""
         base = group[0].template.start
         key = tuple([_kind(x, base) for x in group]) if group[1:] else _kind(group[0], base)
@@ -52,7 +52,7 @@ class Costs:
             found = self._known[key] = self._count(group)
         return found
 
-    def _count(self, group: Group) -> Cost:
+    def _count(self, group: ProvenGroup) -> Cost:
         count = read = needed = 0
         for windows in windows_together(group, self._window_bytes):
             found: list[Copy] = []

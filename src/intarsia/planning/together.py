@@ -14,13 +14,13 @@ from intarsia.planning.proof import Proven
 from intarsia.planning.proof.template import Recipe
 from intarsia.planning.window import slabs_of, windows_beside
 
-Group = tuple[Proven, ...]
+ProvenGroup = tuple[Proven, ...]
 Windows = tuple[tuple[Proven, Box], ...]
 _Filled = list[tuple[Proven, Piece]]
 """Copies, each with the target that it fills a stretch of."""
 
 
-def partners(proofs: Iterable[Proven]) -> list[Group]:
+def partners(proofs: Iterable[Proven]) -> list[ProvenGroup]:
     """The targets, in groups that need the same bytes; nearly every target is alone."""
     listed = list(proofs)
     group_of: dict[int, list[Proven]] = {}
@@ -36,7 +36,7 @@ def partners(proofs: Iterable[Proven]) -> list[Group]:
     return [tuple(group) for group in groups.values()]
 
 
-def windows_together(group: Group, limit_bytes: int) -> Iterator[Windows]:
+def windows_together(group: ProvenGroup, limit_bytes: int) -> Iterator[Windows]:
     """The windows of targets, each time those of at most `limit_bytes` that share bytes of the source."""
     done: dict[int, list[tuple[int, int]]] = {}
     for filled in in_turn(group):

@@ -2,19 +2,19 @@
 
 from intarsia.quantised.find import find_quantised
 from intarsia.quantised.weight import (
-    Alike,
-    Quantised,
+    AlikeWeights,
+    PartRole,
     QuantisedWeight,
-    Role,
+    QuantisedWeights,
     ScaleFault,
     WeightPart,
 )
 
 __all__ = [
-    "Alike",
-    "Quantised",
+    "AlikeWeights",
+    "QuantisedWeights",
     "QuantisedWeight",
-    "Role",
+    "PartRole",
     "ScaleFault",
     "WeightPart",
     "find_quantised",

@@ -7,7 +7,7 @@ from math import lcm
 
 from intarsia.mesh import Grid, Rule, Shape
 from intarsia.quantised.shapes import FP8, packing
-from intarsia.quantised.weight import QuantisedWeight, Role, WeightPart
+from intarsia.quantised.weight import PartRole, QuantisedWeight, WeightPart
 
 
 def rules_of(w: QuantisedWeight, rule: Rule) -> dict[str, Rule]:
@@ -50,15 +50,15 @@ def _per(w: QuantisedWeight, part: WeightPart) -> Shape | None:
     0 where it is for all of the axis; None where that is not known.
     """
     main, scheme = w.main.shape, w.scheme
-    if part.role is Role.ACTIVATION:
+    if part.role is PartRole.ACTIVATION:
         return (0,) * len(part.shape)
-    if part.role is Role.WHOLE_SCALE:
+    if part.role is PartRole.WHOLE_SCALE:
         return _leading(part.shape, main)
     if part.word == "_shape":
         return (0,)
     if w.form == "mxfp4":
-        return (1, 1, 1) if part.role is Role.SCALE else None
-    if part.role is not Role.SCALE or len(part.shape) not in (0, 1, len(main), len(main) - 1):
+        return (1, 1, 1) if part.role is PartRole.SCALE else None
+    if part.role is not PartRole.SCALE or len(part.shape) not in (0, 1, len(main), len(main) - 1):
         return None
     if len(part.shape) < len(main):
         square = scheme is None and len(main) > 1 and main[-1] == main[-2]

@@ -15,10 +15,10 @@ from typing import Any
 from intarsia.quantised.lacking import faults_of_parts
 from intarsia.quantised.scheme import Scheme, scheme_of
 from intarsia.quantised.weight import (
-    Alike,
-    Quantised,
+    AlikeWeights,
+    PartRole,
     QuantisedWeight,
-    Role,
+    QuantisedWeights,
     Typed,
     WeightPart,
     part_of,
@@ -42,7 +42,7 @@ _INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32", "F4")
 
 def find_quantised(
     tensors: Tensors, config: Mapping[str, Any] | None, modelopt: Mapping[str, Any] | None = None
-) -> Quantised:
+) -> QuantisedWeights:
     """The quantised weights among stored tensors, and what is wrong with their scales."""
     scheme = scheme_of(config, modelopt)
     words = by_last_word(tensors.values())
@@ -54,11 +54,11 @@ def find_quantised(
     taken = {*own}
     columns = [(claim, group.left(claim, parts, mains, own)) for group, claim, parts in claimed]
     kinds: dict[Hashable, int] = {}
-    found, order, bare = list[Alike](), list[int](), list[WeightPart]()
+    found, order, bare = list[AlikeWeights](), list[int](), list[WeightPart]()
     for of, (main, word) in mains.items():
         others = [(parts[of], claim) for claim, parts in columns if of in parts]
         if not others:
-            bare.append(part_of(main, word, Role.WEIGHT))
+            bare.append(part_of(main, word, PartRole.WEIGHT))
             continue
         if len(others) > 1:
             others.sort(key=lambda part: places()[part[0].name])
@@ -72,8 +72,8 @@ def find_quantised(
         if kind is None:
             kind = kinds[template] = len(found)
             beside = tuple(part_of(s, claim.word, claim.role) for s, claim in others)
-            weight = _weight(of, part_of(main, word, Role.WEIGHT), beside, scheme)
-            found.append(Alike(weight, []))
+            weight = _weight(of, part_of(main, word, PartRole.WEIGHT), beside, scheme)
+            found.append(AlikeWeights(weight, []))
         found[kind].names.append((of, names))
         order.append(kind)
     doubtful = [
@@ -86,17 +86,19 @@ def find_quantised(
         for claim in takewhile(lambda claim: claim.of not in mains, claims_of(name))
         if claim.sure or is_sure_of(claim, scheme)
     ]
-    weights = Quantised(tuple(found), order=tuple(order))
+    weights = QuantisedWeights(tuple(found), order=tuple(order))
     faults = [*faults_of_parts(tensors, weights, bare, loose, scheme)]
     faulty = {name for fault in faults for name in fault.tensors}
     lone = [p for p in bare if p.name not in faulty]
     if scheme is not None and scheme.method not in KNOWN:
         taken -= {p.name for p in lone}
-    modules = Quantised.of(_by_module(tensors, taken, scheme))
+    modules = QuantisedWeights.of(_by_module(tensors, taken, scheme))
     lone = [p for p in lone if p.name not in modules.by_part]
     alike = (*weights.alike, *modules.alike)
     more = (len(weights.alike) + kind for kind in modules.order)
-    return Quantised(alike, tuple(faults), tuple(_notes(alike, lone, scheme)), (*order, *more))
+    return QuantisedWeights(
+        alike, tuple(faults), tuple(_notes(alike, lone, scheme)), (*order, *more)
+    )
 
 
 def _mains(
@@ -195,15 +197,17 @@ def _by_module(
         names = modules[module]
         if found and (not known or len(names) > 1):
             parts = [
-                part_of(tensors[n], n.rpartition(".")[2], Role.WEIGHT if n == found[0] else Role.OTHER)
+                part_of(tensors[n], n.rpartition(".")[2], PartRole.WEIGHT if n == found[0] else PartRole.OTHER)
                 for n in names
             ]  # fmt: skip
-            main = next(p for p in parts if p.role is Role.WEIGHT)
+            main = next(p for p in parts if p.role is PartRole.WEIGHT)
             rest = tuple(p for p in parts if p is not main)
             yield QuantisedWeight(f"{module}.weight", "unknown", main, rest, True, scheme)
 
 
-def _notes(alike: Iterable[Alike], lone: list[WeightPart], scheme: Scheme | None) -> Iterator[str]:
+def _notes(
+    alike: Iterable[AlikeWeights], lone: list[WeightPart], scheme: Scheme | None
+) -> Iterator[str]:
     counts: dict[str, int] = {}
     for kind in alike:
         counts[kind.first.label] = counts.get(kind.first.label, 0) + len(kind.names)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from intarsia.quantised.scheme import Scheme
 from intarsia.quantised.shapes import misshaped
 from intarsia.quantised.weight import (
-    Alike,
-    Quantised,
+    AlikeWeights,
+    PartRole,
     QuantisedWeight,
-    Role,
+    QuantisedWeights,
     ScaleFault,
     Typed,
     WeightPart,
@@ -19,12 +19,12 @@ from intarsia.quantised.weight import (
 from intarsia.quantised.words import KNOWN, Claim
 
 _DIGITS = re.compile(r"\d+")
-_DECIDING = (Role.SCALE, Role.WHOLE_SCALE, Role.ZERO, Role.ORDER)
+_DECIDING = (PartRole.SCALE, PartRole.WHOLE_SCALE, PartRole.ZERO, PartRole.ORDER)
 
 
 def faults_of_parts(
     tensors: Mapping[str, Typed],
-    weights: Quantised,
+    weights: QuantisedWeights,
     bare: Iterable[WeightPart],
     loose: Iterable[Claim],
     scheme: Scheme | None,
@@ -38,7 +38,7 @@ def faults_of_parts(
 
 
 def _faults(
-    weights: Quantised, faults_of: Callable[[QuantisedWeight], Iterator[ScaleFault]]
+    weights: QuantisedWeights, faults_of: Callable[[QuantisedWeight], Iterator[ScaleFault]]
 ) -> Iterator[ScaleFault]:
     """The faults of all weights; where one of each kind is sound, all are."""
     if any(next(faults_of(kind.first), None) for kind in weights.alike):
@@ -46,7 +46,7 @@ def _faults(
 
 
 def _missing(
-    weights: Quantised, bare: Iterable[WeightPart], scheme: Scheme | None
+    weights: QuantisedWeights, bare: Iterable[WeightPart], scheme: Scheme | None
 ) -> Iterator[ScaleFault]:
     """Quantised weights without any scale that makes numbers of them."""
     like = {(kind.first.main.word, kind.first.main.dtype.name) for kind in weights.alike}
@@ -68,14 +68,14 @@ def _lacking(w: QuantisedWeight) -> Iterator[ScaleFault]:
         yield ScaleFault("scale-missing", (w.main.name,), text)
 
 
-def _unlike(weights: Quantised, scheme: Scheme | None) -> Iterator[ScaleFault]:
+def _unlike(weights: QuantisedWeights, scheme: Scheme | None) -> Iterator[ScaleFault]:
     """Weights without a part that nearly all of their like have, the same weight of another layer among them.
 
     Not where the parts of compressed-tensors' groups, which need not be alike, are declared.
     """
     if scheme is not None and scheme.method == "compressed-tensors":
         return
-    classes: dict[Hashable, list[Alike]] = {}
+    classes: dict[Hashable, list[AlikeWeights]] = {}
     for kind in weights.alike:
         w = kind.first
         classes.setdefault((w.form, w.main.word, w.main.dtype.name), []).append(kind)
@@ -123,7 +123,10 @@ def _needed(w: QuantisedWeight) -> list[str]:
 
 
 def _orphaned(
-    tensors: Mapping[str, Typed], loose: Iterable[Claim], weights: Quantised, scheme: Scheme | None
+    tensors: Mapping[str, Typed],
+    loose: Iterable[Claim],
+    weights: QuantisedWeights,
+    scheme: Scheme | None,
 ) -> Iterator[ScaleFault]:
     """Scales whose weight is not there, or not quantised."""
     if scheme is not None and scheme.loose:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from intarsia.errors import FormatError, UsageError
 from intarsia.quantised.scheme import Scheme
-from intarsia.quantised.weight import Quantised
+from intarsia.quantised.weight import QuantisedWeights
 
 DEQUANTISE = "take the weights as they are (hf or dcp, no --dtype, no --dialect), or {how}"
 DIFF = "`intarsia verify A B` compares their bits; for numbers {how}"
@@ -27,7 +27,7 @@ def how_to_dequantise(scheme: Scheme | None) -> str:
     return f"take the checkpoint that was quantised ({why})"
 
 
-def refuse_faults(quantised: Quantised, path: str) -> None:
+def refuse_faults(quantised: QuantisedWeights, path: str) -> None:
     """Raise where headers show that a weight's numbers are lost."""
     if not quantised.faults:
         return
@@ -39,7 +39,9 @@ def refuse_faults(quantised: Quantised, path: str) -> None:
     )
 
 
-def refuse_numbers(quantised: Quantised, path: str, what: str, *, hint: str = DEQUANTISE) -> None:
+def refuse_numbers(
+    quantised: QuantisedWeights, path: str, what: str, *, hint: str = DEQUANTISE
+) -> None:
     """Raise where `what` needs the numbers of weights that are quantised."""
     if quantised.weights:
         first = quantised.weights[0].main.name

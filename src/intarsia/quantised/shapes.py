@@ -7,7 +7,7 @@ from math import prod
 
 from intarsia.mesh import Shape
 from intarsia.quantised.scheme import Scheme
-from intarsia.quantised.weight import QuantisedWeight, Role, ScaleFault, WeightPart
+from intarsia.quantised.weight import PartRole, QuantisedWeight, ScaleFault, WeightPart
 
 _GEMM = ("", "gemm", "gptq", "gptq_v2")
 """Layouts of AWQ and GPTQ that are checked; others pack in orders of their own."""
@@ -90,19 +90,21 @@ def numbers_in(w: QuantisedWeight) -> int | None:
 def _allowed(w: QuantisedWeight, part: WeightPart) -> list[Shape] | None:
     """The shapes that a part may have: empty where any will do, None where this one cannot be."""
     main, scheme = w.main.shape, w.scheme
-    if part.role is Role.WHOLE_SCALE or (part.role is Role.ACTIVATION and scheme is not None):
+    if part.role is PartRole.WHOLE_SCALE or (
+        part.role is PartRole.ACTIVATION and scheme is not None
+    ):
         lead = main[:-2]
         ones = [(), (1,), (1, 1)] if not lead else [lead, (*lead, 1), (*lead, 1, 1), (1,), ()]
-        return ones if part.role is Role.WHOLE_SCALE else []
+        return ones if part.role is PartRole.WHOLE_SCALE else []
     if part.word == "SCB" and len(main) == 2:
         return [main[:1], (main[0], 1)]  # bitsandbytes has one scale for each row
     if w.form == "mxfp4":
-        return [main[:3]] if part.role is Role.SCALE and len(main) == 4 else []
+        return [main[:3]] if part.role is PartRole.SCALE and len(main) == 4 else []
     if w.form == "qweight" and scheme and scheme.format in _GEMM and len(main) == 2:
         return _qweight(w, part, scheme)
     if w.form == "packed" and len(main) >= 2 and scheme and scheme.format in _PACKED:
         return _of_packed(w, part)
-    if w.form == "scaled" and part.role is Role.SCALE and len(main) >= 2:
+    if w.form == "scaled" and part.role is PartRole.SCALE and len(main) >= 2:
         return _of_scaled(w, part)
     return []
 
@@ -131,14 +133,14 @@ def _of_packed(w: QuantisedWeight, part: WeightPart) -> list[Shape]:
     main, per, scheme = w.main.shape, packing(w), w.scheme
     if part.word == "_shape":
         return [(len(main),)]
-    if part.role not in (Role.SCALE, Role.ZERO) or scheme is None or not per:
+    if part.role not in (PartRole.SCALE, PartRole.ZERO) or scheme is None or not per:
         return []
     widths = range((main[-1] - 1) * per + 1, main[-1] * per + 1)
-    if part.role is Role.ZERO and (
+    if part.role is PartRole.ZERO and (
         part.dtype.name != "I32" or scheme.per not in ("group", "channel")
     ):
         return []
-    if part.role is Role.ZERO:
+    if part.role is PartRole.ZERO:
         main = (*main[:-2], -(-main[-2] // per), main[-1])  # packed from row to row
     if scheme.format == "nvfp4-pack-quantized":
         return [(*main[:-1], main[-1] * 2 // (scheme.group or 16))]

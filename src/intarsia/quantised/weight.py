@@ -14,7 +14,7 @@ from intarsia.mesh import Shape
 from intarsia.quantised.scheme import Scheme
 
 
-class Role(StrEnum):
+class PartRole(StrEnum):
     """What a stored tensor is to the weight that it belongs to."""
 
     WEIGHT = "weight"
@@ -27,7 +27,7 @@ class Role(StrEnum):
 
     @property
     def is_scale(self) -> bool:
-        return self in (Role.SCALE, Role.WHOLE_SCALE, Role.ACTIVATION)
+        return self in (PartRole.SCALE, PartRole.WHOLE_SCALE, PartRole.ACTIVATION)
 
 
 class Typed(Protocol):
@@ -49,12 +49,12 @@ class WeightPart:
 
     name: str
     word: str
-    role: Role
+    role: PartRole
     dtype: DType
     shape: Shape
 
 
-def part_of(tensor: Typed, word: str, role: Role) -> WeightPart:
+def part_of(tensor: Typed, word: str, role: PartRole) -> WeightPart:
     return WeightPart(tensor.name, word, role, tensor.dtype, tensor.shape)
 
 
@@ -110,7 +110,7 @@ class QuantisedWeight:
 
 
 @frozen
-class Alike:
+class AlikeWeights:
     """Quantised weights that differ by name alone: the first, and of all the name and those of the parts."""
 
     first: QuantisedWeight
@@ -131,29 +131,29 @@ class ScaleFault:
 
 
 @frozen_open
-class Quantised:
+class QuantisedWeights:
     """The quantised weights of a checkpoint, what is wrong with them, and remarks.
 
     `alike` are the weights by what they have in common; `order` gives for each weight, as they are
     stored, which of those it is among.
     """
 
-    alike: tuple[Alike, ...] = ()
+    alike: tuple[AlikeWeights, ...] = ()
     faults: tuple[ScaleFault, ...] = ()
     notes: tuple[str, ...] = ()
     order: tuple[int, ...] = ()
 
     @staticmethod
-    def of(weights: Iterable[QuantisedWeight]) -> Quantised:
+    def of(weights: Iterable[QuantisedWeight]) -> QuantisedWeights:
         """Weights that are all of one scheme."""
-        kinds: dict[Hashable, Alike] = {}
+        kinds: dict[Hashable, AlikeWeights] = {}
         order = []
         for w in weights:
-            kind = kinds.setdefault(w.template, Alike(w, []))
+            kind = kinds.setdefault(w.template, AlikeWeights(w, []))
             kind.names.append((w.of, tuple(part.name for part in w.parts)))
             order.append(w.template)
         numbers = {template: k for k, template in enumerate(kinds)}
-        return Quantised(tuple(kinds.values()), order=tuple(map(numbers.__getitem__, order)))
+        return QuantisedWeights(tuple(kinds.values()), order=tuple(map(numbers.__getitem__, order)))
 
     def __bool__(self) -> bool:
         return bool(self.alike or self.faults)
@@ -181,4 +181,4 @@ class Quantised:
         return {part.name: (w, part) for w in self.weights for part in w.parts}
 
 
-NOT_QUANTISED = Quantised()
+NOT_QUANTISED = QuantisedWeights()

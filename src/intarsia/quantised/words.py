@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from intarsia.quantised.scheme import Scheme
-from intarsia.quantised.weight import Role, Typed
+from intarsia.quantised.weight import PartRole, Typed
 
 KNOWN = {
     "fp8", "mxfp8", "fbgemm-fp8", "mxfp4", "compressed-tensors", "modelopt", "awq", "gptq",
@@ -18,35 +18,35 @@ KNOWN = {
 """Methods whose parts are found by their words."""
 
 
-def _by_word(words: Mapping[Role, str]) -> dict[str, Role]:
+def _by_word(words: Mapping[PartRole, str]) -> dict[str, PartRole]:
     return {word: role for role, listed in words.items() for word in listed.split()}
 
 
 _AFTER = _by_word({
-    Role.SCALE: "_scale_inv _scale _scales .absmax .nested_absmax ._scale",
-    Role.WHOLE_SCALE: "_scale_2 _global_scale",
-    Role.ACTIVATION: "_input_scale _activation_scale",
-    Role.ZERO: "_zero_point ._shift",
-    Role.ORDER: "_g_idx",
-    Role.OTHER: "_shape .quant_map .nested_quant_map",
+    PartRole.SCALE: "_scale_inv _scale _scales .absmax .nested_absmax ._scale",
+    PartRole.WHOLE_SCALE: "_scale_2 _global_scale",
+    PartRole.ACTIVATION: "_input_scale _activation_scale",
+    PartRole.ZERO: "_zero_point ._shift",
+    PartRole.ORDER: "_g_idx",
+    PartRole.OTHER: "_shape .quant_map .nested_quant_map",
 })  # fmt: skip
 """Words that follow the weight's own name."""
 
 _BESIDE = _by_word({
-    Role.SCALE: "SCB qscale_weight scale scales",
-    Role.ACTIVATION: "input_scale output_scale activation_scale input_scale_ub input_global_scale"
+    PartRole.SCALE: "SCB qscale_weight scale scales",
+    PartRole.ACTIVATION: "input_scale output_scale activation_scale input_scale_ub input_global_scale"
     " pre_quant_scale qscale_act",
-    Role.ZERO: "qzeros input_zero_point output_zero_point",
-    Role.ORDER: "g_idx",
-    Role.OTHER: "weight_format",
+    PartRole.ZERO: "qzeros input_zero_point output_zero_point",
+    PartRole.ORDER: "g_idx",
+    PartRole.OTHER: "weight_format",
 })  # fmt: skip
 """Names of tensors that belong to the `weight` of the same module."""
 
 _TORCHAO = _by_word({
-    Role.SCALE: "scale scale_and_zero",
-    Role.WHOLE_SCALE: "per_tensor_scale",
-    Role.ACTIVATION: "act_pre_scale act_per_tensor_scale",
-    Role.ZERO: "zero_point",
+    PartRole.SCALE: "scale scale_and_zero",
+    PartRole.WHOLE_SCALE: "per_tensor_scale",
+    PartRole.ACTIVATION: "act_pre_scale act_per_tensor_scale",
+    PartRole.ZERO: "zero_point",
 })  # fmt: skip
 """Words between which torchao puts the weight's name: `_weight_scale`."""
 
@@ -70,14 +70,14 @@ class Claim(NamedTuple):
     name: str
     of: str
     word: str
-    role: Role
+    role: PartRole
     sure: bool
 
 
 def claims_of(name: str) -> Iterator[Claim]:
     """What a name may say, the surest first."""
     if ".quant_state." in name and (found := _STATE.match(name)):
-        yield Claim(name, found["of"], ".quant_state", Role.OTHER, True)
+        yield Claim(name, found["of"], ".quant_state", PartRole.OTHER, True)
         return
     if "._" in name and (found := INNER.match(name)) and found["word"] != "qdata":
         yield Claim(name, found["module"] + found["name"], found["word"], _TORCHAO[found["word"]], True)  # fmt: skip

@@ -11,7 +11,7 @@ from intarsia.state.names import of_kind
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MapRow:
     """A parameter of every layer: its name, cut where the numbers of layer and expert stand.
 
     `kind` is the part of the optimizer's state that it is, empty for a weight.
@@ -25,7 +25,7 @@ class Row:
     def name(self, layer: int | None, expert: int | None) -> str:
         """The tensor at a place of this row.
 
-        >>> Row("exp_avg", ("layers.", ".up.weight"), True, False).name(3, None)
+        >>> MapRow("exp_avg", ("layers.", ".up.weight"), True, False).name(3, None)
         'optimizer.exp_avg.layers.3.up.weight'
         """
         numbers = [n for n, has in ((layer, self.layered), (expert, self.expert)) if has]
@@ -47,20 +47,20 @@ class Cell:
     expert: int | None = None
 
 
-def map_of(names: Iterable[str]) -> tuple[list[Row], list[Cell]]:
+def map_of(names: Iterable[str]) -> tuple[list[MapRow], list[Cell]]:
     """The rows of a map in the order of the names, and the cell of each name."""
-    numbers: dict[Row, int] = {}
+    numbers: dict[MapRow, int] = {}
     cells = []
     for row, layer, expert in map(_taken_apart, names):
         cells.append(Cell(numbers.setdefault(row, len(numbers)), layer, expert))
     return list(numbers), cells
 
 
-def _taken_apart(name: str) -> tuple[Row, int | None, int | None]:
+def _taken_apart(name: str) -> tuple[MapRow, int | None, int | None]:
     place = place_of(name)
     words = tuple(place.template.split("*"))
-    row = Row(place.kind, words, place.layer is not None, place.expert is not None)
+    row = MapRow(place.kind, words, place.layer is not None, place.expert is not None)
     holes = row.layered + row.expert
     if len(words) == holes + 1 and row.name(place.layer, place.expert) == name:
         return row, place.layer, place.expert
-    return Row("", (name,), False, False), None, None  # a name that its parts do not give back
+    return MapRow("", (name,), False, False), None, None  # a name that its parts do not give back

@@ -23,10 +23,11 @@ from intarsia.kernel.library import has_kernel
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Target
 from intarsia.planning.proof import Proven
-from intarsia.planning.together import Group, Windows, partners, windows_together
+from intarsia.planning.together import ProvenGroup, Windows, partners, windows_together
 from intarsia.planning.window import windows_beside
 from intarsia.run.budget import Budget
 from intarsia.run.gather import Fill, Straight, gather
+from intarsia.run.progress import Advance
 from intarsia.run.room import Bytes, Room, in_parts
 from intarsia.run.sharing import in_steps, share_out
 from intarsia.run.source import Source
@@ -39,9 +40,6 @@ from intarsia.run.windows.strips import StripPlans
 from intarsia.run.windows.tally import Sums, Tallied, Tally
 from intarsia.run.windows.written import NOTHING, SlotPart, Written, unfinished
 from intarsia.store.writing.staging import Staging
-
-Progress = Callable[[int], None]
-
 
 Step = Sequence[Windows]
 """Windows that one thread takes in hand; those that share bytes of the source are one of its parts."""
@@ -73,7 +71,7 @@ def nbytes_of(windows: Iterable[tuple[Proven, Box]]) -> int:
     return sum(box.size * proven.target.dtype.itemsize for proven, box in windows)
 
 
-def _windows(group: Group, window_bytes: int, done: Ranges) -> Iterator[Windows]:
+def _windows(group: ProvenGroup, window_bytes: int, done: Ranges) -> Iterator[Windows]:
     """The windows of what is not done of targets that move together."""
     if not any(done.get(proven.target.name) for proven in group):
         yield from windows_together(group, window_bytes)
@@ -92,7 +90,7 @@ class Execution:
     arrangement: Arrangement
     staging: Staging
     budget: Budget
-    progress: Progress = lambda count: None
+    progress: Advance = lambda count: None
     record: Callable[[Written], None] = lambda written: None
     tally: Tally = field(default_factory=Tally)
     sums: Sums = field(default_factory=dict)

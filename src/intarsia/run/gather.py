@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from intarsia.dtypes import BY_NAME, DType
 from intarsia.frozen import frozen
 from intarsia.layout import Loop, Piece
-from intarsia.planning.coalesce import Runs, grid, merge, runs_of
-from intarsia.run.losses import Watch
+from intarsia.planning.coalesce import SourceRuns, grid, merge, runs_of
+from intarsia.run.losses import LossWatch
 from intarsia.run.room import Bytes, Room, in_parts
 from intarsia.run.sharing import in_steps
 from intarsia.store.base import NEAR_BYTES
@@ -75,7 +75,7 @@ class Fill:
     piece: Piece
     change: Change
     buffer: Bytes
-    watch: Watch | None = None
+    watch: LossWatch | None = None
     parts: Mapping[str, PartBytes] = field(default_factory=dict)
     front: Front | None = None
 
@@ -198,7 +198,7 @@ def _gather_runs(folder: Folder, file: str, fills: Sequence[Fill]) -> int:
     last = np.searchsorted(lo, [r.starts[-1] for r in runs], "right") - 1
     users = np.bincount(np.concatenate([first, last]), minlength=len(lo))
     shared: dict[int, list[Fill]] = {}
-    apart: list[tuple[Fill, Runs]] = []
+    apart: list[tuple[Fill, SourceRuns]] = []
     read = 0
     for fill, run, i, j in zip(fills, runs, first.tolist(), last.tolist(), strict=True):
         if i == j and not (users[i] == 2 and _is_direct(fill, run)):
@@ -238,18 +238,18 @@ def _scratch_of(count: int) -> Bytes:
     return _scratch.take(count) if count <= KEPT_BYTES else np.empty(count, np.uint8)
 
 
-def _is_direct(fill: Fill, run: Runs) -> bool:
+def _is_direct(fill: Fill, run: SourceRuns) -> bool:
     return run.length >= DIRECT_BYTES and not run.outer and _is_plain(fill, run)
 
 
-def _is_plain(fill: Fill, run: Runs) -> bool:
+def _is_plain(fill: Fill, run: SourceRuns) -> bool:
     """Whether each run is a stretch of the destination too, in the same element type."""
     inner = run.inner
     dense = not inner or (len(inner) == 1 and inner[0].at == 1 and inner[0].to == 1)
     return dense and fill.change.is_none
 
 
-def _read_runs(folder: Folder, file: str, fill: Fill, run: Runs) -> int:
+def _read_runs(folder: Folder, file: str, fill: Fill, run: SourceRuns) -> int:
     """Read a copy run by run."""
     itemsize = fill.itemsize
     to = fill.piece.to + grid(run.outer, "to", 1)
@@ -267,14 +267,16 @@ def _read_runs(folder: Folder, file: str, fill: Fill, run: Runs) -> int:
     return run.length * len(run.starts)
 
 
-def _overlapping(apart: Sequence[tuple[Fill, Runs]]) -> Iterator[list[tuple[Fill, Runs]]]:
+def _overlapping(
+    apart: Sequence[tuple[Fill, SourceRuns]],
+) -> Iterator[list[tuple[Fill, SourceRuns]]]:
     """Copies in groups whose runs lie over each other, one by one."""
-    alike: dict[Any, list[tuple[Fill, Runs]]] = {}
+    alike: dict[Any, list[tuple[Fill, SourceRuns]]] = {}
     for fill, run in apart:
         key = fill.itemsize, *((loop.n, loop.at) for loop in run.outer)
         alike.setdefault(key, []).append((fill, run))
     for pairs in alike.values():
-        group: list[tuple[Fill, Runs]] = []
+        group: list[tuple[Fill, SourceRuns]] = []
         end = 0
         for fill, run in sorted(pairs, key=lambda pair: int(pair[1].starts[0])):
             if group and run.starts[0] >= end:
@@ -285,7 +287,7 @@ def _overlapping(apart: Sequence[tuple[Fill, Runs]]) -> Iterator[list[tuple[Fill
         yield group
 
 
-def _read_together(folder: Folder, file: str, group: Sequence[tuple[Fill, Runs]]) -> int:
+def _read_together(folder: Folder, file: str, group: Sequence[tuple[Fill, SourceRuns]]) -> int:
     """Read the runs of copies that lie over each other, each once, and move all copies from there."""
     starts = group[0][1].starts
     start = int(starts[0])

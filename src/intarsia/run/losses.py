@@ -39,7 +39,7 @@ Losses = Counter[tuple[str, Effect]]
 
 
 @frozen
-class Watch:
+class LossWatch:
     """Counts what becomes of the elements of a box of a target; raises where one does not fit."""
 
     target: Target

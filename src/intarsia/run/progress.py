@@ -8,9 +8,12 @@ from collections.abc import Callable
 Progress = Callable[[int, int], None]
 """What a caller gives: it receives the bytes that are done, and those of all."""
 
+Advance = Callable[[int], None]
+"""What threads call with the bytes that they have done."""
 
-def counting(progress: Progress | None, total_bytes: int) -> Callable[[int], None]:
-    """What threads call with the bytes they have done; it adds them up.
+
+def counting(progress: Progress | None, total_bytes: int) -> Advance:
+    """Adds up the bytes that threads have done, and passes the sum on.
 
     >>> advance = counting(lambda done, total: print(f"{done} of {total}"), 12)
     >>> advance(4), advance(8)

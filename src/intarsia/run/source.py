@@ -20,7 +20,7 @@ from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.planning.proof import Proven
 from intarsia.run.gather import Fill, Front, PartBytes, Straight, gather, read_fronts
 from intarsia.run.located import locate_chunk
-from intarsia.run.losses import Losses, Watch
+from intarsia.run.losses import Losses, LossWatch
 from intarsia.run.room import Bytes
 from intarsia.store.reading.folder import Folder
 from intarsia.value import Change
@@ -100,7 +100,7 @@ class Source:
         box: Box,
         buffer: Bytes,
     ) -> list[Fill | Straight]:
-        watch = Watch(target, box, self.losses)
+        watch = LossWatch(target, box, self.losses)
         found: list[Fill | Straight] = []
         for _, group in groupby(copies, _value_of if self.is_plain else _id_of):
             of_one = list(group)
@@ -117,7 +117,7 @@ class Source:
         copies: Iterable[Copy],
         change: Change,
         buffer: Bytes,
-        watch: Watch | None = None,
+        watch: LossWatch | None = None,
         parts: Mapping[str, PartBytes] = _NO_PARTS,
     ) -> list[Fill | Straight]:
         """The reads of copies of a stored tensor, each from where its elements are, or are expected."""
@@ -151,7 +151,7 @@ class Source:
         copy: Copy,
         change: Change,
         buffer: Bytes,
-        watch: Watch | None,
+        watch: LossWatch | None,
         parts: Mapping[str, PartBytes],
     ) -> Iterator[Fill]:
         """The reads of a copy from where its elements are, in the order of the file."""
@@ -244,9 +244,9 @@ class Source:
             return [x.start_bytes if can_move[x.file] else None for _, x in wanted]
         # Sources whose files are plain need none of it.
         from intarsia.kernel.comparing import NO_FILE
-        from intarsia.store.reading.comparing import Addresses, Runs, equal_runs
+        from intarsia.store.reading.comparing import Addresses, RunPairs, equal_runs
 
-        found, runs, held = list[int | None](), Runs(), Addresses()
+        found, runs, held = list[int | None](), RunPairs(), Addresses()
         for _, group in groupby(wanted, lambda each: id(each[0])):
             each = list(group)
             begins = self.begins(each[0][0], [chunk for _, chunk in each])

@@ -22,7 +22,7 @@ from intarsia.store.writing.hidden_names import JOURNAL, PARTIAL, beside
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from intarsia.store.writing.old_contents import Contents
+    from intarsia.store.writing.old_contents import OldContents
 
 Range = tuple[int, memoryview]
 """The byte of a file at which to begin, and the buffer to fill from there."""
@@ -30,21 +30,21 @@ Range = tuple[int, memoryview]
 NEAR_BYTES = 4 << 10
 """Ranges with at most so many bytes between them are best read as one."""
 
-Kind = Literal["file", "folder", "link", "other"]
+EntryKind = Literal["file", "folder", "link", "other"]
 
 
-class Entry(NamedTuple):
+class DirectoryEntry(NamedTuple):
     """What lies under a name.
 
     `stamp` changes when a file's content does; `number` when another file or folder takes its place.
     """
 
-    kind: Kind
+    kind: EntryKind
     stamp: Stamp
     number: tuple[int, int]
 
 
-class Opened(NamedTuple):
+class OpenFiles(NamedTuple):
     """Files that are open: their descriptors, and what gives the stamp that one has now."""
 
     descriptors: Sequence[int]
@@ -65,7 +65,7 @@ class Reader(ABC):
     def read(self, file: str, ranges: Sequence[Range]) -> Stamp:
         """Fill each buffer; the stamp, taken when all are full, of the file that was read."""
 
-    def opened_together(self, files: Sequence[str]) -> AbstractContextManager[Opened | None]:
+    def opened_together(self, files: Sequence[str]) -> AbstractContextManager[OpenFiles | None]:
         """Files that stay open inside, for the kernel; None where the store has no open files, or too many.
 
         The `filename` of an `OSError` is the file that cannot be opened.
@@ -135,7 +135,7 @@ class Transaction(ABC):
         """Write buffers one after another at a position of a file, from any thread."""
 
     @abstractmethod
-    def commit(self, old: Contents | None) -> None:
+    def commit(self, old: OldContents | None) -> None:
         """Show all files at the destination in one step, in the place of `old`, and make them last."""
 
     def check_place(self) -> None:  # noqa: B027
@@ -144,7 +144,7 @@ class Transaction(ABC):
     def check_replaceable(self) -> None:  # noqa: B027
         """Refuse what is at the destination, where this user could not replace it."""
 
-    def check_unchanged(self, old: Contents | None) -> None:
+    def check_unchanged(self, old: OldContents | None) -> None:
         """Refuse a destination that others changed since it was `old`."""
         from intarsia.store.writing.old_contents import check_unchanged  # it looks at stores
 
@@ -189,7 +189,7 @@ class Transaction(ABC):
     def settle_down(self) -> None:  # noqa: B027
         """Make a commit last that an earlier process may have made."""
 
-    def clear_up(self, old: Contents | None) -> None:
+    def clear_up(self, old: OldContents | None) -> None:
         """Remove what is left in `folder`; after a commit that may be the `old`, and nothing else."""
         self.store.remove(self.folder)
 
@@ -206,7 +206,7 @@ class Store(ABC):
     """Whether all processes of a job find the same files here, so that they may write one destination."""
 
     @abstractmethod
-    def look(self, path: PurePath) -> Entry | None:
+    def look(self, path: PurePath) -> DirectoryEntry | None:
         """What lies under a name; None where nothing does."""
 
     @abstractmethod

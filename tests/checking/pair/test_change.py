@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import intarsia
-from intarsia.checking.pair.change import Change, Changes, ShapesDiffer, distances
+from intarsia.checking.pair.change import Changes, ShapesDiffer, TensorChange, distances
 from intarsia.dtypes import BY_NAME
 from intarsia.value.bits import bits_dtype
 from tests.checkpoints import intarsia as cli
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 NAN, INF = math.nan, math.inf
 
 
-def between(tmp_path: Path, a: torch.Tensor, b: torch.Tensor) -> Change:
+def between(tmp_path: Path, a: torch.Tensor, b: torch.Tensor) -> TensorChange:
     left = write_hf(tmp_path / "a", {"w": a})
     right = write_hf(tmp_path / "b", {"w": b})
     (found,) = intarsia.diff(left, right)
@@ -183,7 +183,7 @@ def test_numbers_that_share_a_byte_are_measured_one_by_one(tmp_path: Path) -> No
 
 
 def test_changes_are_a_sequence_that_goes_to_json() -> None:
-    far = Change("w", 4, INF, INF, INF, NAN, (0, 1))
+    far = TensorChange("w", 4, INF, INF, INF, NAN, (0, 1))
     found = Changes((far,), unlike=(ShapesDiffer("v", (2, 6), (6, 2)),), only_in_a=("u",))
     assert (len(found), found[0], list(found)) == (1, far, [far])
     document = found.as_json()
@@ -194,8 +194,8 @@ def test_changes_are_a_sequence_that_goes_to_json() -> None:
 
 
 def test_the_furthest_comes_first_and_names_break_a_tie() -> None:
-    def change(name: str, most: float, relative: float) -> Change:
-        return Change(name, 1, most, 0.0, relative, 1.0)
+    def change(name: str, most: float, relative: float) -> TensorChange:
+        return TensorChange(name, 1, most, 0.0, relative, 1.0)
 
     order = [change("n", NAN, NAN), change("i", INF, INF), change("far", 1.0, 2.0),
              change("a", 3.0, 1.0), change("b", 3.0, 1.0), change("c", 2.0, 1.0)]  # fmt: skip

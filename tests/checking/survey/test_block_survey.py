@@ -12,7 +12,7 @@ import torch
 import intarsia
 from intarsia.checking.alone.headers import read_headers
 from intarsia.checking.content.numbers import dtype_implausible
-from intarsia.checking.naming import Unit, place_of
+from intarsia.checking.naming import StackedMatrix, place_of
 from intarsia.checking.survey import blockwise, in_memory
 from intarsia.checking.survey.block_survey import runs_of_rows
 from intarsia.checking.survey.item_stats import ItemStats
@@ -90,7 +90,7 @@ def test_larger_items_are_read_and_looked_at_by_the_kernel(
 
 
 def test_rows_that_do_not_follow_each_other_are_surveyed_apart() -> None:
-    unit = Unit(place_of("w"), 0, 8, 5)
+    unit = StackedMatrix(place_of("w"), 0, 8, 5)
     assert runs_of_rows(np.array([2, 3, 4]), unit) == [(0, 3)]
     assert runs_of_rows(np.array([2, 3, 6]), unit) == [(0, 2), (2, 3)]
     assert runs_of_rows(np.array([6, 7, 8]), unit) == [(0, 2), (2, 3)]

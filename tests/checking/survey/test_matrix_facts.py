@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from intarsia.checking.naming import ModelPlace, Unit
+from intarsia.checking.naming import ModelPlace, StackedMatrix
 from intarsia.checking.survey.block_survey import runs_of_rows
 from intarsia.checking.survey.matrix_facts import MatrixFacts, Repeat, repeat_in, runs
 from intarsia.checking.survey.matrix_sums import MatrixSums
@@ -29,7 +29,7 @@ def add(sums: MatrixSums, bits: np.ndarray, rows: np.ndarray, column: int) -> No
 def drawn(bits: np.ndarray, cuts: list[tuple[int, int, int, int]] | None = None) -> MatrixFacts:
     """What is known of a matrix that comes in blocks `(first row, end, first column, end)`."""
     rows, columns = bits.shape
-    sums = MatrixSums([Unit(ModelPlace("w"), 0, rows, columns)], BF16)
+    sums = MatrixSums([StackedMatrix(ModelPlace("w"), 0, rows, columns)], BF16)
     for a, b, c, d in cuts or [(0, rows, 0, columns)]:
         add(sums, bits[a:b, c:d], np.arange(a, b), c)
     return sums.facts()[0]
@@ -54,7 +54,7 @@ def test_other_numbers_give_another_digest() -> None:
 
 def test_blocks_that_span_two_matrices_are_parted() -> None:
     bits = matrix()
-    units = [Unit(ModelPlace("w", expert=e), 6 * e, 6, 8) for e in (0, 1)]
+    units = [StackedMatrix(ModelPlace("w", expert=e), 6 * e, 6, 8) for e in (0, 1)]
     sums = MatrixSums(units, BF16)
     add(sums, bits[:9], np.arange(9), 0)
     add(sums, bits[9:], np.arange(9, 12), 0)
@@ -75,7 +75,7 @@ def test_zero_rows_and_columns_are_found() -> None:
 def test_padding_is_no_zero_row() -> None:
     bits = matrix()
     bits[9:] = 0
-    sums = MatrixSums([Unit(ModelPlace("w"), 0, 12, 8)], BF16)
+    sums = MatrixSums([StackedMatrix(ModelPlace("w"), 0, 12, 8)], BF16)
     add(sums, bits, np.arange(12), 0)
     assert sums.facts(np.arange(12) >= 9)[0].zero_rows == ()
 
@@ -116,7 +116,7 @@ LONG = 960
 def coarse(bits: np.ndarray, cuts: list[tuple[int, int, int, int]] | None = None) -> MatrixFacts:
     """What is known of a matrix by few sums."""
     rows, columns = bits.shape
-    sums = MatrixSums([Unit(ModelPlace("w"), 0, rows, columns)], BF16, most=200)
+    sums = MatrixSums([StackedMatrix(ModelPlace("w"), 0, rows, columns)], BF16, most=200)
     assert sums.rows.size + sums.columns.size <= 200
     for a, b, c, d in cuts or [(0, rows, 0, columns)]:
         add(sums, bits[a:b, c:d], np.arange(a, b), c)
@@ -166,7 +166,7 @@ def test_few_sums_know_constants_and_zeros(length: int) -> None:
 
 def test_few_sums_part_the_matrices_of_a_stack() -> None:
     bits = matrix(LONG)
-    units = [Unit(ModelPlace("w", expert=e), e * LONG // 2, LONG // 2, 8) for e in (0, 1)]
+    units = [StackedMatrix(ModelPlace("w", expert=e), e * LONG // 2, LONG // 2, 8) for e in (0, 1)]
     bits[LONG // 2 :] = bits[: LONG // 2]
     sums = MatrixSums(units, BF16, most=200)
     add(sums, bits[:700], np.arange(700), 0)

@@ -9,7 +9,7 @@ from intarsia.errors import FormatError
 from intarsia.format.dcp.metadata import Metadata, TensorRecord
 from intarsia.format.dcp.own_keys import with_own_keys
 from intarsia.layout import Layout
-from intarsia.planning.manifest import Manifest, Saved, Stored
+from intarsia.planning.manifest import Manifest, SavedStateDict, Stored
 
 F32 = BY_NAME["F32"]
 WRITTEN = "model.w", "optimizer.state.w.exp_avg"
@@ -22,7 +22,7 @@ def metadata(*names: str) -> Metadata:
 def source(key: str) -> Manifest:
     named = {"model.w": "model._orig_mod.w", "optimizer.exp_avg.w": key}
     stored = {n: Stored(n, F32, Layout.of(n, ()), (), key=on_disk) for n, on_disk in named.items()}
-    saved = Saved({}, {"model._orig_mod.w": ("model", "_orig_mod.w")})
+    saved = SavedStateDict({}, {"model._orig_mod.w": ("model", "_orig_mod.w")})
     return Manifest("dcp", "here", stored, {}, {}, saved=saved)
 
 

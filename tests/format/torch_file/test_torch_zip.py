@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from intarsia.dtypes import BY_NAME, BY_TORCH, DType
 from intarsia.errors import FormatError, IntarsiaError, UnsafeError, UnsupportedError, UsageError
-from intarsia.format.torch_file.inert import Tensor
+from intarsia.format.torch_file.inert import InertTensor
 from intarsia.format.torch_file.torch_frame import frame, write_object
 from intarsia.format.torch_file.torch_zip import (
     Payload,
@@ -293,7 +293,7 @@ def test_tensors_inside_an_object_bring_their_bytes() -> None:
     base = torch.arange(6.0).reshape(2, 3)
     found = read_object(saved({"w": base, "same": base[1], "f8": base.to(torch.float8_e5m2)}), "x")
     w = found["w"]
-    assert isinstance(w, Tensor)
+    assert isinstance(w, InertTensor)
     assert (w.dtype, w.shape, w.storage.data) == (F32, (2, 3), base.numpy().tobytes())
     assert found["same"].storage_offset == 3
     assert found["f8"].dtype is BY_TORCH["float8_e5m2"]

@@ -32,7 +32,7 @@ from intarsia.run.source import Source
 from intarsia.run.sums.hashing import Sum, sum_run
 from intarsia.run.windows import strips
 from intarsia.run.windows.slots import Slots
-from intarsia.run.windows.strips import Place, StripPlan, StripPlans
+from intarsia.run.windows.strips import StripPlace, StripPlan, StripPlans
 from intarsia.run.windows.tally import Tally
 from intarsia.store.local.written_files import WrittenFiles
 from intarsia.store.reading.folder import Folder
@@ -172,13 +172,13 @@ def test_a_piece_is_a_stretch_or_the_same_part_of_each_row_or_nothing() -> None:
 
 def test_places_that_do_not_make_up_rows_together_are_no_strips() -> None:
     whole = Layout.of("w", (4, 10))
-    left, right = (Place(k, 0, start, 4, 10, 5) for k, start in ((1, 0), (2, 5)))
+    left, right = (StripPlace(k, 0, start, 4, 10, 5) for k, start in ((1, 0), (2, 5)))
 
-    def cut(*sources: Place) -> list[Any] | None:
+    def cut(*sources: StripPlace) -> list[Any] | None:
         return strips._cut(whole.pieces, 1, sources, [left, right])
 
-    def run(start: int, end: int) -> Place:
-        return Place(0, start, start, 1, end - start, end - start)
+    def run(start: int, end: int) -> StripPlace:
+        return StripPlace(0, start, start, 1, end - start, end - start)
 
     found = cut(run(0, 20), run(20, 40))
     assert found is not None
@@ -188,7 +188,7 @@ def test_places_that_do_not_make_up_rows_together_are_no_strips() -> None:
     assert cut(run(0, 15), run(15, 40)) is None
     assert cut(run(0, 20)) is None
     assert cut(run(0, 20), run(10, 40)) is None
-    assert cut(Place(0, 0, 0, 4, 20, 10)) is None
+    assert cut(StripPlace(0, 0, 0, 4, 20, 10)) is None
     assert cut(left) is None
     assert cut() is None
 

@@ -8,7 +8,7 @@ from intarsia.checking.alone.unfinished import fault_of
 from intarsia.checking.fault import Fault
 from intarsia.errors import IntarsiaError
 from intarsia.format.registry import folder_of, format_named
-from intarsia.format.torch_file.zip_directory import LOCAL, MEMBER, Read, exactly, listing_of
+from intarsia.format.torch_file.zip_directory import LOCAL, MEMBER, ReadBytes, exactly, listing_of
 from intarsia.planning.manifest import Entry, Manifest
 from intarsia.run.sums.checksum import crc32_of
 from intarsia.store.reading.folder import MAX_SMALL_BYTES, Folder
@@ -78,7 +78,7 @@ def _wrong_in(folder: Folder, entry: Entry) -> str:
     return ""
 
 
-def wrong_member(read: Read, size: int, where: str, window_bytes: int) -> str:
+def wrong_member(read: ReadBytes, size: int, where: str, window_bytes: int) -> str:
     """What is wrong with a member of an archive; torch may have been set to record no CRC-32."""
     for info in listing_of(read, size, where).infos:
         at, name = info.header_offset, info.filename

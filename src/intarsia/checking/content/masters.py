@@ -37,7 +37,7 @@ def weights_with_masters(logical: Mapping[str, Logical]) -> dict[str, Logical]:
 
 
 @frozen
-class Stale:
+class StaleWeight:
     """A weight that is not its main weight rounded: in how many elements, first where, how far."""
 
     weight: Logical
@@ -83,12 +83,12 @@ def masters_that_differ(
             advance(manifest.logical[name].nbytes)
 
 
-def compare_master(checkpoint: Checkpoint, name: str, budget: Budget) -> Stale | None:
+def compare_master(checkpoint: Checkpoint, name: str, budget: Budget) -> StaleWeight | None:
     """How a weight differs from its main weight rounded; None where it is that."""
     logical = checkpoint.manifest.logical
     weight, master = logical[name], logical[master_of(name)]
     if weight.shape != master.shape:
-        return Stale(weight, master, weight.size, "the whole tensor", float("inf"))
+        return StaleWeight(weight, master, weight.size, "the whole tensor", float("inf"))
     count, first, most = 0, "", 0.0
     for box in windows(weight.shape, master.dtype.itemsize, budget.window_bytes // 4):
         narrow, wide = (
@@ -104,7 +104,7 @@ def compare_master(checkpoint: Checkpoint, name: str, budget: Budget) -> Stale |
             first = f"{[*box.index_of(int(near.argmin()))]} first"
         count += int((~near).sum())
         most = max(most, float(np.abs(x[~near] - y[~near]).max()))
-    return Stale(weight, master, count, first, most) if count else None
+    return StaleWeight(weight, master, count, first, most) if count else None
 
 
 def _agree(a: Bits, b: Bits, weight: Logical) -> NDArray[np.bool_]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from intarsia.checking.naming import ModelPlace, Unit, place_of, tensors_in
+from intarsia.checking.naming import ModelPlace, StackedMatrix, place_of, tensors_in
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.checking.survey.matrix_facts import Run
 from intarsia.layout import Piece, clip
@@ -38,12 +38,12 @@ class Pruned:
                         key = _at(place_of(name))
                         self._rows.setdefault(key, []).append((name, count, run))
 
-    def has_rows(self, stored: Stored, unit: Unit, lo: int, hi: int) -> bool:
+    def has_rows(self, stored: Stored, unit: StackedMatrix, lo: int, hi: int) -> bool:
         """Whether zero rows of a stored matrix meet zero columns of another in their layer."""
         found = _logical_rows(stored, unit, lo, hi)
         return bool(found) and all(self._met(name, count, run) for name, run, count in found)
 
-    def has_columns(self, stored: Stored, unit: Unit, lo: int, hi: int) -> bool:
+    def has_columns(self, stored: Stored, unit: StackedMatrix, lo: int, hi: int) -> bool:
         """Whether zero columns of a matrix meet zero rows of another in its layer."""
         at = _at_of(stored, unit)
         rows = self._rows.get(at, ())
@@ -72,7 +72,7 @@ def _at(place: ModelPlace) -> _At:
     return place.kind, place.stack, place.layer, place.expert
 
 
-def _at_of(stored: Stored, unit: Unit) -> _At:
+def _at_of(stored: Stored, unit: StackedMatrix) -> _At:
     """The layer of a stored matrix, as the logical tensors that it holds name it."""
     return _at(place_of(tensors_in(stored, unit)[0]))
 
@@ -85,7 +85,9 @@ def _fits(rows: Run, count: int, columns: Run, length: int) -> bool:
     return columns[0] <= rows[0] * ratio and rows[1] * ratio <= columns[1]
 
 
-def _logical_rows(stored: Stored, unit: Unit, lo: int, hi: int) -> list[tuple[str, Run, int]]:
+def _logical_rows(
+    stored: Stored, unit: StackedMatrix, lo: int, hi: int
+) -> list[tuple[str, Run, int]]:
     """The rows of logical tensors that rows of a stored matrix are, and how many those have."""
     start, end = ((unit.first_row + row) * unit.columns for row in (lo, hi))
     counts: dict[str, int] = {}
@@ -95,6 +97,6 @@ def _logical_rows(stored: Stored, unit: Unit, lo: int, hi: int) -> list[tuple[st
     return [(part.tensor, _rows_of(part, unit), counts[part.tensor]) for part in parts]
 
 
-def _rows_of(piece: Piece, unit: Unit) -> Run:
+def _rows_of(piece: Piece, unit: StackedMatrix) -> Run:
     last = piece.to + piece.flip().span
     return piece.to // unit.columns, last // unit.columns + 1

@@ -20,7 +20,7 @@ from intarsia.family import table_for
 from intarsia.format.strict_json import parse_json
 from intarsia.mesh import Box, Shape
 from intarsia.planning.manifest import Manifest
-from intarsia.quantised import QuantisedWeight, Role, WeightPart
+from intarsia.quantised import PartRole, QuantisedWeight, WeightPart
 
 Whole = NDArray[Any]
 
@@ -62,7 +62,7 @@ def _telling(
 def _judge_of(part: WeightPart) -> Judge | None:
     if part.dtype.floating:
         return None
-    if part.role is Role.ORDER:
+    if part.role is PartRole.ORDER:
         return _wrong_order
     return {"_shape": _wrong_shape, ".quant_state": _wrong_state}.get(part.word)
 
@@ -75,7 +75,7 @@ def _read(checkpoint: Checkpoint, part: WeightPart) -> Whole:
 
 def _wrong_order(w: QuantisedWeight, part: WeightPart, held: Whole, _: Shape | None) -> str:
     """Groups that have no scale; compressed-tensors has -1 throughout where there is no order."""
-    scale = next((p for p in w.others if p.role is Role.SCALE and p.shape), None)
+    scale = next((p for p in w.others if p.role is PartRole.SCALE and p.shape), None)
     if scale is None or not held.size:
         return ""
     groups = scale.shape[0] if w.form == "qweight" else scale.shape[-1]
@@ -97,7 +97,7 @@ def _wrong_shape(w: QuantisedWeight, part: WeightPart, held: Whole, model: Shape
     of = f"`{part.name}` says {list(said)}"
     if len(said) != len(stored) or said[:-1] != stored[:-1] or not _packs(said[-1], stored[-1], w):
         return f"{of}, which codes of shape {list(stored)} (`{w.main.name}`) do not have"
-    scale = next((p for p in w.others if p.role is Role.SCALE), None)
+    scale = next((p for p in w.others if p.role is PartRole.SCALE), None)
     grouped = scheme is not None and scheme.per == "group" and scheme.group
     if scale and grouped and scale.shape[-1:] != (-(-said[-1] // grouped),):
         return f"{of}, which `{scale.name}` {list(scale.shape)} does not cut into groups of {grouped}"  # fmt: skip

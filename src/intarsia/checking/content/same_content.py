@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from intarsia.checking.content.chance import may_be_zero
-from intarsia.checking.naming import Unit
+from intarsia.checking.naming import StackedMatrix
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.checking.survey.matrix_facts import MatrixFacts, Run
 from intarsia.checkpoint import Checkpoint
@@ -66,12 +66,14 @@ class Content:
                 out[k] = (stored, replace(p, digest=digest + number.to_bytes(4, "little")))
         return out
 
-    def repeats(self, stored: Stored, unit: Unit, axis: int, blocks: Sequence[Run]) -> bool:
+    def repeats(
+        self, stored: Stored, unit: StackedMatrix, axis: int, blocks: Sequence[Run]
+    ) -> bool:
         """Whether blocks of rows (or columns) of a matrix are all equal to the first of them."""
         boxes = [_box(unit, axis, run) for run in blocks]
         return all(self._same(stored, boxes[0], stored, box) for box in boxes[1:])
 
-    def is_sparse(self, stored: Stored, unit: Unit, zeros: int) -> bool:
+    def is_sparse(self, stored: Stored, unit: StackedMatrix, zeros: int) -> bool:
         """Whether so many zeros in a row may be chance, as many of the other elements are zero too; or are none."""
         held, size = self._held(stored, unit)
         few = size - held < zeros  # sums of doubles run over, and may be zero
@@ -91,7 +93,7 @@ class Content:
         held, of = (sum(x) for x in zip(*counts, strict=True)) if counts else (0, 0)
         return held > 0 and may_be_zero(size, of - held, of)
 
-    def _held(self, stored: Stored, unit: Unit) -> tuple[int, int]:
+    def _held(self, stored: Stored, unit: StackedMatrix) -> tuple[int, int]:
         """How many elements of a matrix are not zero, and how many it has; none where it cannot be read."""
         box = _box(unit, 0, (0, unit.rows))
         try:
@@ -100,7 +102,7 @@ class Content:
         except (FormatError, CoverageError):
             return 0, 0  # what cannot be read is reported elsewhere
 
-    def is_table(self, stored: Stored, unit: Unit) -> bool:
+    def is_table(self, stored: Stored, unit: StackedMatrix) -> bool:
         """Whether rows are the sines or cosines of 0, 1, 2 … times an angle for each column.
 
         Those of rotary embeddings hold every angle twice, in the two halves of a head.
@@ -157,7 +159,7 @@ class Content:
                 yield held.view(bits_dtype(stored.dtype))
 
 
-def _box(unit: Unit, axis: int, run: Run) -> Box:
+def _box(unit: StackedMatrix, axis: int, run: Run) -> Box:
     lo, hi = run
     if axis == 0:
         return Box((unit.first_row + lo, 0), (hi - lo, unit.columns))

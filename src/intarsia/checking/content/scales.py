@@ -8,7 +8,7 @@ from intarsia.checking.fault import Fault, with_more
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.errors import few
 from intarsia.planning.manifest import Manifest
-from intarsia.quantised import Quantised, QuantisedWeight, Role, ScaleFault, WeightPart
+from intarsia.quantised import PartRole, QuantisedWeight, QuantisedWeights, ScaleFault, WeightPart
 from intarsia.quantised.scheme import Scheme
 from intarsia.quantised.words import KNOWN
 
@@ -77,7 +77,7 @@ def _other_codes(w: QuantisedWeight, scheme: Scheme) -> str:
     return "" if scheme.method in owners else " or ".join(owners)
 
 
-def scale_faults(found: Sequence[ItemStats], quantised: Quantised) -> Iterator[Fault]:
+def scale_faults(found: Sequence[ItemStats], quantised: QuantisedWeights) -> Iterator[Fault]:
     """Scales that are no numbers, or all zero; and what was wrong with reading them."""
     for stats in found:
         part = _part_beside(stats, quantised)
@@ -101,16 +101,16 @@ def scale_faults(found: Sequence[ItemStats], quantised: Quantised) -> Iterator[F
             yield Fault("scale-zero", (stored.name,), stats.item.files, text, stored.layout.size)
 
 
-def weights_among(found: Sequence[ItemStats], quantised: Quantised) -> list[ItemStats]:
+def weights_among(found: Sequence[ItemStats], quantised: QuantisedWeights) -> list[ItemStats]:
     """The weights among what was surveyed; scales are judged by rules of their own."""
     return [stats for stats in found if _part_beside(stats, quantised) is None]
 
 
 def _part_beside(
-    stats: ItemStats, quantised: Quantised
+    stats: ItemStats, quantised: QuantisedWeights
 ) -> tuple[QuantisedWeight, WeightPart] | None:
     """The part that a tensor is of a quantised weight, unless its elements are the weight's own codes or numbers."""
     found = quantised.by_part.get(stats.item.stored.name)
-    if found is None or (found[1].role is Role.WEIGHT and not found[0].is_bytes):
+    if found is None or (found[1].role is PartRole.WEIGHT and not found[0].is_bytes):
         return None
     return found

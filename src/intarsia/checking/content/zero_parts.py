@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from intarsia.checking.naming import Unit, place_of, tensors_in
+from intarsia.checking.naming import StackedMatrix, place_of, tensors_in
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.checking.survey.matrix_facts import MatrixFacts
 from intarsia.layout import clip
@@ -32,7 +32,7 @@ class ZeroParts:
                     for name in names:
                         self._like.setdefault(_like(name), []).append(name)
 
-    def has_rows(self, stored: Stored, unit: Unit, lo: int, hi: int) -> bool:
+    def has_rows(self, stored: Stored, unit: StackedMatrix, lo: int, hi: int) -> bool:
         """Whether rows of a stored matrix belong to tensors that are zero in every layer."""
         names = tensors_in(stored, unit, lo, hi)
         like = [n for name in names for n in self._like.get(_like(name), [name])]

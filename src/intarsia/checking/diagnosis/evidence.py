@@ -11,11 +11,11 @@ import numpy as np
 
 from intarsia.checking.diagnosis.hypothesis import (
     Bits,
+    BitsOfPair,
     Hypothesis,
     Mask,
     Score,
     Shuffle,
-    Window,
     score,
 )
 from intarsia.checking.diagnosis.rearranged.order import along, of_runs
@@ -79,11 +79,11 @@ class Evidence:
         return self.arranged or Layout.of(self.name, self.shape)
 
     @cached_property
-    def sample(self) -> list[Window]:
+    def sample(self) -> list[BitsOfPair]:
         """A few rows, the first that differs among them."""
         return [self.window(box) for box in sample_boxes(self.shape, self.first)]
 
-    def windows(self) -> Iterator[Window]:
+    def windows(self) -> Iterator[BitsOfPair]:
         """Everything, one window at a time."""
         widest = max(self.pair.a.dtype.itemsize, self.pair.b.dtype.itemsize)
         for box in windows(self.shape, widest, self.budget.window_bytes // 2):
@@ -92,7 +92,7 @@ class Evidence:
     def on_sample(self, hypothesis: Hypothesis) -> Score:
         return self._score(hypothesis, self.sample)
 
-    def rearranged(self, layout: Layout) -> tuple[Score, list[Window]]:
+    def rearranged(self, layout: Layout) -> tuple[Score, list[BitsOfPair]]:
         """How a layout does on the sample, and the sample in its order."""
         moved = [w.with_a(self.read(layout, w.box)) for w in self.sample]
         scores = [score(w.unequal, ~m.unequal) for w, m in zip(self.sample, moved, strict=True)]
@@ -138,13 +138,13 @@ class Evidence:
         found = np.take(self.read(self.whole, wide).reshape(wide.shape), taken, axis)
         return np.ascontiguousarray(found).reshape(-1)
 
-    def _score(self, hypothesis: Hypothesis, windows: Iterable[Window]) -> Score:
+    def _score(self, hypothesis: Hypothesis, windows: Iterable[BitsOfPair]) -> Score:
         total = Score()
         for w in windows:
             total += score(w.unequal, self._explains(hypothesis, w))
         return total
 
-    def _explains(self, hypothesis: Hypothesis, w: Window) -> Mask:
+    def _explains(self, hypothesis: Hypothesis, w: BitsOfPair) -> Mask:
         predict, then = hypothesis.predict, hypothesis.then
         if not isinstance(predict, Layout | Shuffle):
             return predict(w)
@@ -171,11 +171,11 @@ class Evidence:
         denied = int((width - unequal[~right_rows]).sum())
         return Score(differing, explained, denied)
 
-    def window(self, box: Box) -> Window:
+    def window(self, box: Box) -> BitsOfPair:
         """One box of both sides."""
         a, b = self.pair.a.dtype, self.pair.b.dtype
         right = read(self.b, self.pair.b, box).view(bits_dtype(b))
-        return Window(box, self.read(self.whole, box), right, a, b)
+        return BitsOfPair(box, self.read(self.whole, box), right, a, b)
 
 
 def sample_boxes(shape: Shape, first: tuple[int, ...]) -> list[Box]:

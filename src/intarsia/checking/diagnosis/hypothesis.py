@@ -27,7 +27,7 @@ NEARLY_ALL = 0.99
 
 
 @frozen_open
-class Window:
+class BitsOfPair:
     """The bits of one box in A and in B."""
 
     box: Box
@@ -48,12 +48,12 @@ class Window:
     def unequal(self) -> Mask:
         return ~same(self.x, self.y, self.a, self.b)
 
-    def with_a(self, x: Bits) -> Window:
+    def with_a(self, x: Bits) -> BitsOfPair:
         """The same box of B against other elements of A."""
-        return Window(self.box, x, self.y, self.a, self.b)
+        return BitsOfPair(self.box, x, self.y, self.a, self.b)
 
 
-Value = Callable[[Window], Mask]
+ChangeOfValue = Callable[[BitsOfPair], Mask]
 """Where B's elements are what a change of value makes of A's."""
 
 
@@ -77,9 +77,9 @@ class Hypothesis:
 
     kind: str
     text: str
-    predict: Layout | Shuffle | Value
+    predict: Layout | Shuffle | ChangeOfValue
     key: Hashable = None
-    then: Value | None = None
+    then: ChangeOfValue | None = None
     nearly: str = ""
     side: str = ""
 

@@ -11,7 +11,7 @@ from intarsia.checking.diagnosis.finding import LOST, UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.hypotheses.faults_of_moves import faults_of_moves, half_swapped
 from intarsia.checking.diagnosis.hypothesis import Score
 from intarsia.checking.diagnosis.names import listed, where, with_numbers
-from intarsia.checking.diagnosis.where.elements import DENSE, Cut, DifferingElements
+from intarsia.checking.diagnosis.where.elements import DENSE, AxisBlock, DifferingElements
 from intarsia.checking.diagnosis.where.files import wrong_files
 from intarsia.checking.fault import Fault
 from intarsia.checking.naming import expert_in, expert_of, layer_in, layer_of, without_layer
@@ -194,7 +194,7 @@ def _led(f: Finding, leading: Sequence[KindAndKey], texts: Mapping[KindAndKey, s
     return f
 
 
-def _block(elements: DifferingElements, key: Hashable) -> Cut | None:
+def _block(elements: DifferingElements, key: Hashable) -> AxisBlock | None:
     """The block `((parts, rank),)` that the differences fill, on some axis."""
     match key:
         case ((int(parts), int(rank)),):
@@ -206,5 +206,5 @@ def _block(elements: DifferingElements, key: Hashable) -> Cut | None:
         lo, n = elements.box.offsets[axis], elements.box.shape[axis]
         block = prod(elements.shape) // max(size, 1) * count
         if 0 < count < size and first <= lo and lo + n <= first + count:
-            return Cut(axis, parts, rank) if elements.count >= DENSE * block else None
+            return AxisBlock(axis, parts, rank) if elements.count >= DENSE * block else None
     return None

@@ -14,7 +14,7 @@ from intarsia.checkpoint import Checkpoint
 from intarsia.layout import Layout
 from intarsia.mesh import Box
 from intarsia.planning.window import windows
-from intarsia.quantised import Role
+from intarsia.quantised import PartRole
 from intarsia.run.budget import Budget
 from intarsia.state.names import STEP, kind_of
 from intarsia.value.bits import Bits, as_float64, bits_dtype
@@ -90,7 +90,7 @@ def find_steps(a: Checkpoint, b: Checkpoint, pair: Pair) -> Finding | None:
 def find_regrouped(a: Checkpoint, b: Checkpoint, pair: Pair) -> Finding | None:
     """That columns of a quantised weight are in other groups, where each group has as many of them on both sides."""
     part = a.manifest.quantised.by_part.get(pair.a.name)
-    if part is None or part[1].role is not Role.ORDER or pair.a.dtype != pair.b.dtype:
+    if part is None or part[1].role is not PartRole.ORDER or pair.a.dtype != pair.b.dtype:
         return None
     left, right = _whole(a, b, pair)
     if not np.array_equal(np.sort(left), np.sort(right)):

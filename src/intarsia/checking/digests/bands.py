@@ -20,7 +20,7 @@ from intarsia.planning.manifest import Logical
 from intarsia.planning.proof import AlikeTensors, Proofs, Proven
 from intarsia.run.sums.hashing import Sum, sum_run
 from intarsia.store.moving import sum_strips
-from intarsia.store.reading.comparing import Addresses, FileNumbers, Side, equal_runs
+from intarsia.store.reading.comparing import Addresses, FileNumbers, RunSide, equal_runs
 
 MOST_CHUNKS = 512
 """A tensor of more is summed chunk by chunk."""
@@ -123,5 +123,5 @@ def _begin_alike(checkpoint: Checkpoint, lying: Lying, files: Sequence[str]) -> 
     columns = np.empty((8, *lying.files.shape), np.int64)
     put_fronts(columns, lying, held, (0, 3))
     columns = columns.reshape(8, -1)
-    sides = Side(files, *columns[:3]), Side([], *columns[3:6])
+    sides = RunSide(files, *columns[:3]), RunSide([], *columns[3:6])
     return equal_runs(folder, folder, *sides, *columns[6:]) == columns.shape[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from intarsia.checkpoint import Checkpoint
-from intarsia.kernel.summing import Runs
+from intarsia.kernel.summing import FileRuns
 from intarsia.planning.proof import Proven
 from intarsia.run.sums.hashing import Sum, sum_read
 from intarsia.run.sums.runs import Run
@@ -21,7 +21,7 @@ def sum_runs(checkpoint: Checkpoint, file: str, lying: Sequence[Lying], stretch_
     (start, *_), (last, run, *_) = lying[0], lying[-1]
     checkpoint.prefetch(file, start, last + run.length_bytes - start)
     places, runs, names, proofs = zip(*lying, strict=True)
-    asked = Runs(places, [r.length_bytes for r in runs], [r.start_bytes for r in runs])
+    asked = FileRuns(places, [r.length_bytes for r in runs], [r.start_bytes for r in runs])
     sums = checkpoint.sums(proofs, file, asked)
     if sums is None:
         totals = [_sum_read(checkpoint, file, each, stretch_bytes) for each in lying]

@@ -8,7 +8,14 @@ from operator import attrgetter, itemgetter
 
 from intarsia.checking.chunk_places import each_alike
 from intarsia.checking.digests.bands import InBands, bands_of
-from intarsia.checking.digests.step_kinds import InPlace, Read, RunsOfFile, Together, Whole, Wholes
+from intarsia.checking.digests.step_kinds import (
+    InPlace,
+    ReadTogether,
+    ReadWindow,
+    RunsOfFile,
+    Whole,
+    Wholes,
+)
 from intarsia.checkpoint import Checkpoint
 from intarsia.kernel.library import has_kernel
 from intarsia.mesh import Box
@@ -22,7 +29,7 @@ from intarsia.run.budget import LARGE_BYTES, Budget
 from intarsia.run.sharing import in_steps
 from intarsia.run.sums.hashing import LONG_BYTES
 
-Step = InPlace | Together | Wholes | RunsOfFile | InBands | Read
+Step = InPlace | ReadTogether | Wholes | RunsOfFile | InBands | ReadWindow
 
 VIEWED = 2
 """How many windows one step sums, at most."""
@@ -62,7 +69,7 @@ def steps_over(
     for parts in small.values():
         parts.sort(key=lambda step: step.start_bytes)
         for some in in_steps(parts, budget.stretch_bytes, lambda step: step.nbytes):
-            steps.append(Together(some) if len(some) > 1 else some[0])
+            steps.append(ReadTogether(some) if len(some) > 1 else some[0])
     return sorted(steps, key=lambda step: step.start_bytes)
 
 
@@ -158,7 +165,7 @@ def _steps(
     proofs: Mapping[str, Proven],
     wanted: Mapping[str, Logical],
     budget: Budget,
-) -> Iterator[InPlace | Read]:
+) -> Iterator[InPlace | ReadWindow]:
     """Chunks as they lie in their files where they can be summed so, windows of the other tensors."""
     in_place = {name for name, x in wanted.items() if x.size and _is_plain(proofs[name], x)}
     # In the order of the tensors, not of the set: the ranks of a job each take every nth of the steps.
@@ -180,7 +187,7 @@ def _steps(
             held = max((chunk.length_bytes for chunk in chunks), default=0)
             for box in windows(x.shape, x.dtype.itemsize, budget.window_bytes):
                 done = flat_start(box, Box.whole(x.shape)) / x.size
-                yield Read(proofs[x.name], x, box, start + int(done * held))
+                yield ReadWindow(proofs[x.name], x, box, start + int(done * held))
 
 
 def _is_plain(proven: Proven, x: Logical) -> bool:

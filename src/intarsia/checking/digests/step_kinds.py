@@ -94,7 +94,7 @@ class InPlace:
 
 
 @frozen
-class Together:
+class ReadTogether:
     """Stretches of chunks that lie near each other in one file, read by one call and summed together."""
 
     parts: Sequence[InPlace]
@@ -202,7 +202,7 @@ def _in_place(proven: Proven) -> InPlace:
 
 
 @frozen
-class Read:
+class ReadWindow:
     """A window of a logical tensor, brought into row-major order first."""
 
     proven: Proven

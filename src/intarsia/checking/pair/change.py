@@ -35,7 +35,7 @@ _EXACT = 2.0**53
 
 
 @frozen
-class Change:
+class TensorChange:
     """How far one tensor moved from A to B; `not_finite` counts NaN and infinities in A and in B."""
 
     tensor: str
@@ -80,10 +80,10 @@ class ShapesDiffer:
 
 
 @frozen_open
-class Changes(Sequence[Change]):
+class Changes(Sequence[TensorChange]):
     """The changes of all tensors, the furthest first, and the tensors that could not be measured."""
 
-    tensors: tuple[Change, ...]
+    tensors: tuple[TensorChange, ...]
     unlike: tuple[ShapesDiffer, ...] = ()
     only_in_a: tuple[str, ...] = ()
     only_in_b: tuple[str, ...] = ()
@@ -99,10 +99,10 @@ class Changes(Sequence[Change]):
         }
 
     @overload
-    def __getitem__(self, index: int) -> Change: ...
+    def __getitem__(self, index: int) -> TensorChange: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence[Change]: ...
-    def __getitem__(self, index: int | slice) -> Change | Sequence[Change]:
+    def __getitem__(self, index: slice) -> Sequence[TensorChange]: ...
+    def __getitem__(self, index: int | slice) -> TensorChange | Sequence[TensorChange]:
         return self.tensors[index]
 
     def __len__(self) -> int:
@@ -190,7 +190,7 @@ class _Measure:
         self.both.add(float(u @ v), m + n)
 
 
-def _change(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Change:
+def _change(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> TensorChange:
     found = _Measure()
     for _, left, right in read_windows(a, b, pair, budget):
         x, y = left.view(bits_dtype(pair.a.dtype)), right.view(bits_dtype(pair.b.dtype))
@@ -204,8 +204,10 @@ def _change(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Change:
     relative = found.gaps.root_over(found.left) if found.left.value else inf if moved else 0.0
     cosine = _cosine(found, moved)
     if found.worst:
-        return Change(pair.a.name, size, found.worst, found.worst, found.worst, nan, found.odd)
-    return Change(pair.a.name, size, found.most, rms, relative, cosine, found.odd)
+        return TensorChange(
+            pair.a.name, size, found.worst, found.worst, found.worst, nan, found.odd
+        )
+    return TensorChange(pair.a.name, size, found.most, rms, relative, cosine, found.odd)
 
 
 def _cosine(found: _Measure, moved: bool) -> float:

@@ -25,13 +25,13 @@ from intarsia.kernel.library import has_kernel
 from intarsia.mesh import Box
 from intarsia.planning.proof import AlikeTensors, Proven
 from intarsia.planning.proof.template import Template
-from intarsia.store.reading.comparing import Addresses, FileNumbers, Side, equal_runs
+from intarsia.store.reading.comparing import Addresses, FileNumbers, RunSide, equal_runs
 from intarsia.value import PLAIN
 
 MOST_KEPT = 1 << 14
 """Windows whose runs are kept for others that differ by name alone."""
 
-Window = tuple[int, Box]
+NumberedWindow = tuple[int, Box]
 """A window of the pair of a number."""
 
 
@@ -66,8 +66,8 @@ class _Columns(NamedTuple):
 
     in_files: NDArray[np.bool_]
     ends: Numbers
-    left: Side
-    right: Side
+    left: RunSide
+    right: RunSide
     rows: Numbers
     row_bytes: Numbers
     fronts: Addresses
@@ -82,7 +82,7 @@ class SideBySide:
         self._lock = Lock()
         self._kept: dict[tuple[Template, Template, Box, int], Beside | None] = {}
 
-    def columns(self, windows: Sequence[Window]) -> _Columns:
+    def columns(self, windows: Sequence[NumberedWindow]) -> _Columns:
         """The runs of windows, and those of what their chunks have to begin with."""
         names, fronts, blocks = (FileNumbers(), FileNumbers()), Addresses(), list[_Block]()
         with self._lock:
@@ -109,7 +109,7 @@ class SideBySide:
         columns = np.empty((8, int(counts.sum())), np.int64)
         for numbers, held in blocks:
             columns[:, starts[numbers][:, None] + np.arange(held.shape[2])] = held
-        left, right = Side([*names[0]], *columns[:3]), Side([*names[1]], *columns[3:6])
+        left, right = RunSide([*names[0]], *columns[:3]), RunSide([*names[1]], *columns[3:6])
         return _Columns(in_files, ends, left, right, columns[6], columns[7], fronts)
 
     @cached_property
@@ -175,7 +175,9 @@ class SideBySide:
 class InFiles:
     """Windows of several steps: the first thread that comes to one of those puts the runs of all together."""
 
-    def __init__(self, sides: SideBySide, windows: Sequence[Window], steps: int = 1) -> None:
+    def __init__(
+        self, sides: SideBySide, windows: Sequence[NumberedWindow], steps: int = 1
+    ) -> None:
         self._sides = sides
         self._windows = windows
         self._steps = steps

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from intarsia.checking.naming import Unit
+from intarsia.checking.naming import StackedMatrix
 from intarsia.checking.survey.elements import Elements
 from intarsia.checking.survey.in_memory import survey_in_memory
 from intarsia.checking.survey.item_stats import ItemStats
@@ -37,11 +37,11 @@ def survey_block(stats: ItemStats, matrix_sums: MatrixSums, block: Block, bits: 
         survey.elements.note_odd(stats, bits, block.rows, block.column)
 
 
-def runs_of_rows(rows: NDArray[np.int64], unit: Unit) -> list[tuple[int, int]]:
+def runs_of_rows(rows: NDArray[np.int64], unit: StackedMatrix) -> list[tuple[int, int]]:
     """Rows `[lo, hi)` of a block that follow each other in one matrix; `rows` are their numbers in the tensor.
 
     >>> from intarsia.checking.naming import place_of
-    >>> runs_of_rows(np.array([1, 2, 3, 4, 7]), Unit(place_of("w"), 0, 3, 5))
+    >>> runs_of_rows(np.array([1, 2, 3, 4, 7]), StackedMatrix(place_of("w"), 0, 3, 5))
     [(0, 2), (2, 4), (4, 5)]
     """
     owners = (rows - unit.first_row) // max(unit.rows, 1)

@@ -9,7 +9,7 @@ from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.checking.survey.items import SurveyItem
 from intarsia.dtypes import DType
 from intarsia.frozen import frozen
-from intarsia.kernel.surveying import Seen
+from intarsia.kernel.surveying import SurveyedMatrix
 from intarsia.state.names import MASTER
 from intarsia.value.bits import Bits
 
@@ -63,11 +63,11 @@ class Elements:
         wrong_sign = sign if item.kinds & _VARIANCES else 0
         return Elements(dtype, sign, odd_from, wrong_sign, MASTER in item.kinds)
 
-    def are_ordinary(self, seen: Seen) -> bool:
+    def are_ordinary(self, seen: SurveyedMatrix) -> bool:
         """Whether none is one that no sound item holds."""
         return seen.most < self.odd_from and not seen.used & self.wrong_sign
 
-    def telling(self, seen: Seen) -> tuple[int, int, int]:
+    def telling(self, seen: SurveyedMatrix) -> tuple[int, int, int]:
         """The least and the greatest magnitude, and the bits in use, as far as a fault may show: -1 and 0 elsewhere."""
         name, most = self.dtype.name, seen.most
         if not self.sign_bit:

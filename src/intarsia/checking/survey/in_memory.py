@@ -8,7 +8,15 @@ import numpy as np
 
 from intarsia.checking.survey.matrix_facts import Sums
 from intarsia.kernel.library import has_kernel
-from intarsia.kernel.surveying import CRC, PAGES, Asked, Matrix, Seen, Surveyed, survey_memory
+from intarsia.kernel.surveying import (
+    CRC,
+    PAGES,
+    Asked,
+    Matrix,
+    Surveyed,
+    SurveyedMatrix,
+    survey_memory,
+)
 from intarsia.run.sums.checksum import remainder
 from intarsia.run.sums.hashing import sum_run
 
@@ -24,7 +32,7 @@ def survey_in_numpy(asked: Asked) -> Surveyed:
     return Surveyed([_look(matrix, sums[matrix.sums_at :]) for matrix in asked.matrices], sums)
 
 
-def _look(matrix: Matrix, sums: Sums) -> Seen:
+def _look(matrix: Matrix, sums: Sums) -> SurveyedMatrix:
     """What a matrix shows; its sums, those of rows first, are put where `sums` begin."""
     rows, columns, count = matrix.rows, matrix.columns, matrix.nbytes
     raw = np.ctypeslib.as_array((ctypes.c_uint8 * count).from_address(matrix.at))
@@ -40,7 +48,7 @@ def _look(matrix: Matrix, sums: Sums) -> Seen:
         to[:] = bits.sum(axis=axis, dtype=np.uint32 if narrow else np.uint64)
     crc = remainder(raw) if matrix.wanted & (CRC | PAGES) else 0
     pages = sum_run(raw, matrix.start, matrix.start + count).pages if matrix.wanted & PAGES else 0
-    return Seen(
+    return SurveyedMatrix(
         most=int(magnitude.max(initial=0)),
         least=int(magnitude.min()),
         used=int(np.bitwise_or.reduce(bits, axis=None)),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
-from intarsia.checking.naming import Unit, units_of
+from intarsia.checking.naming import StackedMatrix, units_of
 from intarsia.errors import few
 from intarsia.frozen import frozen_open
 from intarsia.mesh import Box
@@ -24,7 +24,7 @@ class SurveyItem:
     """
 
     names: tuple[Stored, ...]
-    units: tuple[Unit, ...]
+    units: tuple[StackedMatrix, ...]
     chunks: Sequence[Chunk]
 
     @property

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from intarsia.checking.naming import Unit
+from intarsia.checking.naming import StackedMatrix
 from intarsia.dtypes import DType
 from intarsia.frozen import frozen
 
@@ -51,7 +51,7 @@ class Repeat:
 class MatrixFacts:
     """What the sums of one matrix show; the sums themselves are not kept."""
 
-    unit: Unit
+    unit: StackedMatrix
     digest: bytes
     constant: bool
     zero: bool
@@ -70,7 +70,7 @@ class MatrixFacts:
 
 
 def matrix_facts(
-    unit: Unit,
+    unit: StackedMatrix,
     dtype: DType,
     rows: Sums,
     columns: Sums,
@@ -109,12 +109,12 @@ def matrix_facts(
     )
 
 
-def ordinary_facts(unit: Unit, digest: bytes) -> MatrixFacts:
+def ordinary_facts(unit: StackedMatrix, digest: bytes) -> MatrixFacts:
     """What is known of a matrix whose sums show nothing odd."""
     return MatrixFacts(unit, digest, False, False, alike_at_end=1)
 
 
-def head_of_digest(dtype: DType, unit: Unit) -> bytes:
+def head_of_digest(dtype: DType, unit: StackedMatrix) -> bytes:
     """What tells digests of matrices of one kind from those of others."""
     return f"{dtype} {unit.rows} {unit.columns} ".encode()
 
@@ -137,7 +137,7 @@ def hash_of(sums: Sums, first: int) -> Sums:
     return found
 
 
-def is_wide(unit: Unit, dtype: DType) -> bool:
+def is_wide(unit: StackedMatrix, dtype: DType) -> bool:
     """Whether equal blocks of a matrix say anything."""
     return unit.rows > FEWEST_ROWS and unit.columns > FEWEST_ROWS and dtype.floating
 

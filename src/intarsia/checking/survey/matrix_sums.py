@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from intarsia.checking.naming import Unit
+from intarsia.checking.naming import StackedMatrix
 from intarsia.checking.survey.matrix_facts import CUTS, MatrixFacts, Sums, matrix_facts
 from intarsia.dtypes import DType
 from intarsia.frozen import frozen_open
@@ -26,27 +26,27 @@ _TRIED = 4096
 
 
 @frozen_open
-class Groups:
+class AxisGroups:
     """An axis of so many rows or columns, of which `width` neighbours share a sum."""
 
     length: int
     width: int = 1
 
     @staticmethod
-    def within(length: int, most: int) -> Groups:
+    def within(length: int, most: int) -> AxisGroups:
         """The axis in at most so many sums, in groups that fit into the blocks of most meshes.
 
-        >>> Groups.within(960, 200)
-        Groups(length=960, width=5)
+        >>> AxisGroups.within(960, 200)
+        AxisGroups(length=960, width=5)
         """
         if length <= most:
-            return Groups(length)
+            return AxisGroups(length)
         least = -(-length // max(most, 1))
         widths = range(least, min(8 * least, least + _TRIED, length) + 1)
         suits = {
             w: sum(not length // w % n for n in CUTS) for w in widths if not length % w
         }  # fmt: skip
-        return Groups(length, max(suits, key=lambda w: (suits[w], -w), default=least))
+        return AxisGroups(length, max(suits, key=lambda w: (suits[w], -w), default=least))
 
     @property
     def count(self) -> int:
@@ -75,13 +75,13 @@ class Groups:
 class MatrixSums:
     """The sums of the matrices of a stored tensor, of which at most `most` are kept; any thread may add."""
 
-    units: Sequence[Unit]
+    units: Sequence[StackedMatrix]
     dtype: DType
     most: int | None = None
     rows: Sums = field(init=False)
     columns: Sums = field(init=False)
-    row_groups: Groups = field(init=False)
-    column_groups: Groups = field(init=False)
+    row_groups: AxisGroups = field(init=False)
+    column_groups: AxisGroups = field(init=False)
     _ends: NDArray[np.uint64] | None = field(init=False, default=None)
     _lock: threading.Lock = field(init=False, default_factory=threading.Lock)
 
@@ -90,8 +90,8 @@ class MatrixSums:
         rows, columns = unit.rows, unit.columns
         most = (rows + columns) if self.most is None else self.most // count
         # The shorter axis gives the longer one what it leaves of its half.
-        self.row_groups = Groups.within(rows, most - min(columns, most // 2))
-        self.column_groups = Groups.within(columns, most - min(rows, most // 2))
+        self.row_groups = AxisGroups.within(rows, most - min(columns, most // 2))
+        self.column_groups = AxisGroups.within(columns, most - min(rows, most // 2))
         self.rows = np.zeros(count * self.row_groups.count, np.uint64)
         self.columns = np.zeros((count, self.column_groups.count), np.uint64)
         if self.coarse:

@@ -28,10 +28,19 @@ from intarsia.checking.survey.matrix_facts import (
     ordinary_facts,
 )
 from intarsia.checking.survey.small_items import SmallItem, SmallItems
-from intarsia.checking.survey.wrapped_chunks import Alike, bring
+from intarsia.checking.survey.wrapped_chunks import ItemsCutAlike, bring
 from intarsia.errors import IntarsiaError, StoreError
 from intarsia.frozen import frozen
-from intarsia.kernel.surveying import CRC, FACTS, PAGES, REPEATS, Asked, Matrix, Seen, Surveyed
+from intarsia.kernel.surveying import (
+    CRC,
+    FACTS,
+    PAGES,
+    REPEATS,
+    Asked,
+    Matrix,
+    Surveyed,
+    SurveyedMatrix,
+)
 from intarsia.planning.manifest import Chunk
 from intarsia.run.room import Bytes, in_parts
 from intarsia.run.sums.checksum import full
@@ -107,7 +116,7 @@ def _survey_wrapped(small: Sequence[SmallItem], context: SurveyContext) -> dict[
     sizes = [len(group) * group[0].nbytes for group in groups]
     parts = in_parts(context.room.take(sum(sizes)), sizes)
     alike = [
-        Alike([x.item for x in group], part.reshape(len(group), -1))
+        ItemsCutAlike([x.item for x in group], part.reshape(len(group), -1))
         for group, part in zip(groups, parts, strict=True)
     ]
     brought = bring(alike, context.known_chunks, context.room_for_chunks)
@@ -182,7 +191,9 @@ def _shown(
     return found
 
 
-def _facts(item: SurveyItem, kind: _Alike, at: Matrix, seen: Seen, sums: Sums) -> MatrixFacts:
+def _facts(
+    item: SurveyItem, kind: _Alike, at: Matrix, seen: SurveyedMatrix, sums: Sums
+) -> MatrixFacts:
     unit = item.units[0]
     if seen.odd:
         columns_at = at.sums_at + unit.rows

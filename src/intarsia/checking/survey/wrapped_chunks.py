@@ -35,7 +35,7 @@ _MOST_KINDS = 4
 
 
 @frozen
-class Alike:
+class ItemsCutAlike:
     """Items of one shape and element type that are cut alike, and a row of memory for the elements of each."""
 
     items: Sequence[SurveyItem]
@@ -82,7 +82,7 @@ class KnownChunks:
             return found is not None
 
 
-def bring(groups: Sequence[Alike], known: KnownChunks, room: Room) -> list[Brought]:
+def bring(groups: Sequence[ItemsCutAlike], known: KnownChunks, room: Room) -> list[Brought]:
     """Put the elements of small items, group by group, into their rows."""
     chunks = [
         [item.chunks[number] for item in group.items]
@@ -95,7 +95,7 @@ def bring(groups: Sequence[Alike], known: KnownChunks, room: Room) -> list[Broug
 
 
 def _bring_group(
-    group: Alike, known: KnownChunks, memory: Bytes, places: Iterator[Ints]
+    group: ItemsCutAlike, known: KnownChunks, memory: Bytes, places: Iterator[Ints]
 ) -> Brought:
     items, count = group.items, len(group.items)
     stored = items[0].stored

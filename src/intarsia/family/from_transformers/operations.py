@@ -15,7 +15,7 @@ Parts = dict[str, list[Layout]]
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class OperationInput:
     """What an operation is given: parts, the patterns of its converter, and the tensor in question."""
 
     parts: Parts
@@ -63,7 +63,7 @@ def in_turn(name: str, held: list[Layout]) -> list[Layout]:
     return held
 
 
-def _chunk(op: Any, task: Task) -> Parts:
+def _chunk(op: Any, task: OperationInput) -> Parts:
     targets = task.targets
     count = getattr(op, "num_shards_attribute", None)
     if count is not None:
@@ -73,19 +73,19 @@ def _chunk(op: Any, task: Task) -> Parts:
     return {t: [x] for t, x in zip(targets, pieces, strict=True)}
 
 
-def _split(op: Any, task: Task) -> Parts:
+def _split(op: Any, task: OperationInput) -> Parts:
     first = task.targets[0]
     sizes = [task.model.shapes[task.name.replace(first, t)][op.dim] for t in task.targets]
     pieces = split(task.only, sizes, op.dim)
     return {t: [x] for t, x in zip(task.targets, pieces, strict=True)}
 
 
-def _concatenate(op: Any, task: Task) -> Parts:
+def _concatenate(op: Any, task: OperationInput) -> Parts:
     held = [x for pattern in task.sources for x in task.parts.get(pattern, ())]
     return {task.targets[0]: [concat(held, op.dim)]}
 
 
-def _merge(op: Any, task: Task) -> Parts:
+def _merge(op: Any, task: OperationInput) -> Parts:
     alone = len(task.parts) == 1
     return {
         task.targets[0] if alone else pattern: [stack(in_turn(task.name, held), op.dim)]
@@ -99,7 +99,7 @@ def _unstacked(x: Layout, axis: int) -> Iterator[Layout]:
     return (x.narrow(axis, i, i + 1).reshape(*shape) for i in range(x.shape[axis]))
 
 
-def _unmerge(op: Any, task: Task) -> Parts:
+def _unmerge(op: Any, task: OperationInput) -> Parts:
     out: Parts = {}
     for pattern, held in task.parts.items():
         x = one(task.name, held)
@@ -109,7 +109,7 @@ def _unmerge(op: Any, task: Task) -> Parts:
     return out
 
 
-def _interleave(op: Any, task: Task) -> Parts:
+def _interleave(op: Any, task: OperationInput) -> Parts:
     x = task.only
     d, n = op.dim, x.shape[op.dim]
     pair = (2, n // 2) if op.inverse else (n // 2, 2)
@@ -117,7 +117,7 @@ def _interleave(op: Any, task: Task) -> Parts:
     return {task.targets[0]: [pulled.reshape(*x.shape)]}
 
 
-def _transpose(op: Any, task: Task) -> Parts:
+def _transpose(op: Any, task: OperationInput) -> Parts:
     x = task.only
     if op.check_dims and x.shape[op.dim0] == x.shape[op.dim1]:
         raise FamilyError(
@@ -130,17 +130,17 @@ def _transpose(op: Any, task: Task) -> Parts:
     return {task.target: [x]}
 
 
-def _flatten(op: Any, task: Task) -> Parts:
+def _flatten(op: Any, task: OperationInput) -> Parts:
     x = task.only
     return {task.target: [x.reshape(x.shape[0], -1) if len(x.shape) == 5 else x]}
 
 
-def _unflatten(op: Any, task: Task) -> Parts:
+def _unflatten(op: Any, task: OperationInput) -> Parts:
     x = task.only
     return {task.target: [x.reshape(x.shape[0], op.in_channels, *op.kernel_size)]}
 
 
-def _rope(op: Any, task: Task) -> Parts:
+def _rope(op: Any, task: OperationInput) -> Parts:
     config = task.model.config
     if op.subconfig_key:
         config = getattr(config, op.subconfig_key, config)
@@ -157,7 +157,7 @@ def _rope(op: Any, task: Task) -> Parts:
     return out
 
 
-def _fuse_two_towers(op: Any, task: Task) -> Parts:
+def _fuse_two_towers(op: Any, task: OperationInput) -> Parts:
     """Of each list of experts the first part is the first target's, and so on; lists are joined there."""
     out: Parts = {target: [] for target in task.targets}
     for pattern in task.sources:
@@ -174,7 +174,7 @@ def _fuse_two_towers(op: Any, task: Task) -> Parts:
     return {target: [concat(stacks, op.concat_dim)] for target, stacks in out.items()}
 
 
-def _part_two_towers(op: Any, task: Task) -> Parts:
+def _part_two_towers(op: Any, task: OperationInput) -> Parts:
     """What `_fuse_two_towers` undoes: one list of experts for each target, those of all sources in turn."""
     if missing := [pattern for pattern in task.sources if pattern not in task.parts]:
         raise FamilyError(
@@ -190,7 +190,7 @@ def _part_two_towers(op: Any, task: Task) -> Parts:
     return out
 
 
-OPERATIONS: dict[str, Callable[[Any, Task], Parts]] = {
+OPERATIONS: dict[str, Callable[[Any, OperationInput], Parts]] = {
     "Chunk": _chunk,
     "Concatenate": _concatenate,
     "Conv3dToLinear": _flatten,

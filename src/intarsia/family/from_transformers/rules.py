@@ -18,7 +18,7 @@ from typing import Any
 
 from intarsia.errors import FamilyError
 from intarsia.family.config.fields import Config
-from intarsia.family.from_transformers.operations import OPERATIONS, Parts, Task, one
+from intarsia.family.from_transformers.operations import OPERATIONS, OperationInput, Parts, one
 from intarsia.family.from_transformers.skeleton import Skeleton
 from intarsia.family.table import DISK, HUB, Table
 from intarsia.layout import Layout
@@ -176,7 +176,7 @@ def _run(model: Skeleton, rule: Any, name: str, parts: Parts) -> dict[str, Layou
                 hint="convert it with Transformers itself, or write a table for the family",
                 tensors=(name,),
             )
-        parts = known(op, Task(parts, sources, targets, name, model))
+        parts = known(op, OperationInput(parts, sources, targets, name, model))
     full = name.replace("*.", "0.")
     for pattern in parts:
         if pattern in full:

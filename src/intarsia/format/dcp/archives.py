@@ -21,7 +21,7 @@ from intarsia.format.torch_file.torch_zip import (
     read_crc,
     read_payload,
 )
-from intarsia.format.torch_file.zip_directory import Read, exactly
+from intarsia.format.torch_file.zip_directory import ReadBytes, exactly
 from intarsia.layout import Loop, Piece, whole
 from intarsia.planning.manifest import Chunk, Entry, Stored
 from intarsia.store.reading.folder import Folder
@@ -123,7 +123,7 @@ _endings: dict[tuple[int, bytes], Ending] = {}
 """How archives end, by their lengths and what they begin with: one of each was checked by its directory."""
 
 
-def _learn(read: Read, length: int, payload: Payload, where: str) -> None:
+def _learn(read: ReadBytes, length: int, payload: Payload, where: str) -> None:
     """Keep how an archive ends that was checked."""
     if (found := ending_of(read, length, payload, where)) is not None:
         if len(_endings) >= _KEPT:
@@ -131,6 +131,6 @@ def _learn(read: Read, length: int, payload: Payload, where: str) -> None:
         _endings[length, payload.front] = found
 
 
-def _reads(folder: Folder, chunk: Chunk) -> Read:
+def _reads(folder: Folder, chunk: Chunk) -> ReadBytes:
     """Reads of the bytes of a chunk, counted from its first."""
     return lambda at, size: folder.read(chunk.file, chunk.start_bytes + at, size)

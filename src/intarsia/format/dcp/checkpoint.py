@@ -37,7 +37,7 @@ from intarsia.format.optimizer_state.numbered_state import (
     parameters_by_number,
 )
 from intarsia.format.optimizer_state.optimizer_names import state_in, unnumbered_error
-from intarsia.planning.manifest import Manifest, Saved, Target
+from intarsia.planning.manifest import Manifest, SavedStateDict, Target
 from intarsia.state.names import StateName
 from intarsia.store.reading.folder import Folder
 from intarsia.store.reading.lookup import exists, is_file, is_folder, listed, size_of
@@ -176,10 +176,10 @@ def _no_tensors(path: PurePath, metadata: Metadata) -> FormatError:
     )
 
 
-def _as_saved(metadata: Metadata, sections: Sections) -> Saved:
+def _as_saved(metadata: Metadata, sections: Sections) -> SavedStateDict:
     """What is carried as it is, without the objects of sections that are left out."""
     objects = {n: o for n, o in metadata.objects.items() if sections.entry(n) is not None}
-    return Saved(objects, metadata.paths)
+    return SavedStateDict(objects, metadata.paths)
 
 
 def spell(name: str) -> str:

@@ -22,7 +22,7 @@ from intarsia.format.torch_file.inert import Inert, brief
 from intarsia.format.torch_file.tensor_bounds import MAX_AXES, MAX_NAME, bytes_of
 from intarsia.frozen import frozen
 from intarsia.mesh import Box
-from intarsia.planning.chunks import Chunks, Place, Places
+from intarsia.planning.chunks import Chunks, FileRange, FileRanges
 from intarsia.planning.manifest import Chunk, Entry
 from intarsia.store.reading.file_names import check_name
 from intarsia.store.reading.headers_once import made_once
@@ -241,7 +241,7 @@ def _matched(
     tensors: dict[str, tuple[DType, tuple[int, ...], tuple[Box, ...], int]] = {}
     objects: dict[str, Entry] = {}
     missing: list[str] = []
-    held: list[Place] = []
+    held: list[FileRange] = []
     cuts: Cuts = {}
     for name, entry in described.items():
         check_tensor_name(name)
@@ -266,7 +266,7 @@ def _matched(
     extra = {k: v for k, v in fields.items() if k not in _FIELDS}
     if unclaimed := {name for name, _ in places} - described.keys():
         extra["unclaimed"] = tuple(sorted(unclaimed))
-    columns = Places.of(held)
+    columns = FileRanges.of(held)
     records = {
         name: TensorRecord(name, dtype, shape, Chunks(boxes, columns, first))
         for name, (dtype, shape, boxes, first) in tensors.items()

@@ -8,9 +8,9 @@ from typing import Any
 
 from intarsia.errors import FormatError
 from intarsia.mesh import Box
-from intarsia.planning.chunks import Place
+from intarsia.planning.chunks import FileRange
 
-PlaceOf = dict[tuple[str, Any], Place]
+PlaceOf = dict[tuple[str, Any], FileRange]
 """The place of each (name, offset)."""
 _Axes = tuple[int, ...]
 _Cut = tuple[_Axes, tuple[_Axes, ...], tuple[_Axes, ...]]
@@ -20,7 +20,7 @@ _STATE, _OFFSETS, _SIZES = attrgetter("state"), itemgetter("offsets"), itemgette
 
 def chunks_of(
     name: str, shape: _Axes, listed: Any, places: PlaceOf, missing: list[str], cuts: Cuts
-) -> tuple[tuple[Box, ...], list[Place]]:
+) -> tuple[tuple[Box, ...], list[FileRange]]:
     """The boxes of a tensor's chunks, and their places; a cut that many tensors have is checked once, and its boxes
     are one object."""
     cut = _cut_of(shape, listed)
@@ -48,9 +48,9 @@ def _cut_of(shape: _Axes, listed: Any) -> _Cut | None:
 
 def _chunks_one_by_one(
     name: str, shape: _Axes, listed: Any, places: PlaceOf, missing: list[str]
-) -> tuple[tuple[Box, ...], list[Place]]:
+) -> tuple[tuple[Box, ...], list[FileRange]]:
     """The same, up to the first that is wrong; those that were never stored go to `missing`."""
-    boxes, held, taken = list[Box](), list[Place](), set[_Axes]()
+    boxes, held, taken = list[Box](), list[FileRange](), set[_Axes]()
     for chunk in listed:
         offsets, sizes = chunk.state["offsets"], chunk.state["sizes"]
         if type(offsets) is not tuple or type(sizes) is not tuple:

@@ -29,7 +29,7 @@ class _Hole(NamedTuple):
     form: tuple[int, int, int]
 
 
-class Rows:
+class MetadataRows:
     """Tensors whose rows have the same opcodes at the same bytes: of each its number, that of its first chunk, and its row."""
 
     def __init__(
@@ -93,18 +93,18 @@ def _values(held: NDArray[np.uint8]) -> Numbers:
 
 def rows_of(
     data: bytes, at: int, op: Opcodes, tensors: Sequence[tuple[Sequence[bytes], bytes]]
-) -> tuple[list[Rows], int]:
+) -> tuple[list[MetadataRows], int]:
     """The rows of tensors, which follow each other from a byte on, by what each says of its chunks before their places
     and the opcodes that fetch its name; and the byte after them."""
-    last: dict[int, Rows] = {}
-    found: list[Rows] = []
+    last: dict[int, MetadataRows] = {}
+    found: list[MetadataRows] = []
     chunk = 0
     for number, (indices, name) in enumerate(tensors):
         if not indices:
             continue
         rows = last.get(id(indices))
         if rows is None or len(name) != rows.width or not data.startswith(op.key, at + rows.length):
-            rows = last[id(indices)] = Rows(data, at, op, indices, len(name))
+            rows = last[id(indices)] = MetadataRows(data, at, op, indices, len(name))
             found.append(rows)
         rows.members.append((number, chunk))
         rows.held.append(data[at : at + rows.length])

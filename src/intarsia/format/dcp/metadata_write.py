@@ -13,7 +13,7 @@ import numpy as np
 
 from intarsia.format.dcp.metadata import BASE, Metadata
 from intarsia.mesh import Box
-from intarsia.planning.chunks import Chunks, Numbers, Places, boxes_of, places_of
+from intarsia.planning.chunks import Chunks, FileRanges, Numbers, boxes_of, places_of
 from intarsia.planning.manifest import Entry
 
 FRAME = b"\x80\x04\x95"
@@ -144,7 +144,7 @@ class Emitter:
         pushed = [b"ctorch\n%s\n" % t.encode() for t in types]
         type_of = dict(zip(types, self._keep_each(pushed), strict=True))
         place_in = {f: END + op.place + get + op.start for f, get in file_of.items()}
-        groups: dict[Hashable, Alike] = {}
+        groups: dict[Hashable, TensorsCutAlike] = {}
         cuts: dict[tuple[Box, ...], tuple[Box, ...]] = {}
         out.append(op.described)
         end = 0
@@ -171,7 +171,9 @@ class Emitter:
         out[:0] = FRAME, sum(map(len, out)).to_bytes(8, "little")
         return out
 
-    def alike(self, dtype: bytes, shape: tuple[int, ...], boxes: tuple[Box, ...]) -> Alike:
+    def alike(
+        self, dtype: bytes, shape: tuple[int, ...], boxes: tuple[Box, ...]
+    ) -> TensorsCutAlike:
         """What tensors of an element type and a shape that are cut alike are described by, without any of them."""
         op, size = self.opcodes, self._size
         listed = [(size(box.offsets), size(box.shape)) for box in boxes]
@@ -179,7 +181,7 @@ class Emitter:
         described = op.tensor + dtype + op.size + size(shape)
         described += op.chunks + b"".join(whole) + op.listed
         indices = [op.hint + _int(k) + op.start + at for k, (at, _) in enumerate(listed)]
-        return Alike(described, indices, boxes)
+        return TensorsCutAlike(described, indices, boxes)
 
     def object_place(self, name: bytes, file: bytes, object_: Entry) -> bytes:
         """Where an object is stored, by the opcodes that fetch its name and its file."""
@@ -201,7 +203,7 @@ def planned(
     return out
 
 
-class Alike:
+class TensorsCutAlike:
     """Tensors that are cut alike: their names, and the numbers of the places at which their chunks begin."""
 
     def __init__(self, described: bytes, indices: list[bytes], boxes: tuple[Box, ...]) -> None:
@@ -219,7 +221,7 @@ class Alike:
         self._firsts.append(first)
 
     def fill(
-        self, stored: list[bytes], op: Opcodes, places: Places, place_in: Mapping[str, bytes]
+        self, stored: list[bytes], op: Opcodes, places: FileRanges, place_in: Mapping[str, bytes]
     ) -> None:
         """Put what is said of where the chunks of each tensor are at the number of the tensor."""
         if not self._boxes:

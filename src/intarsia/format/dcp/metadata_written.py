@@ -30,7 +30,7 @@ from intarsia.format.dcp.metadata_chunks import chunks_of
 from intarsia.format.dcp.metadata_rows import GETS, OtherwiseError, rows_of
 from intarsia.format.dcp.metadata_write import END, FRAME, Emitter, memo_of, planned, write_metadata
 from intarsia.mesh import Box
-from intarsia.planning.chunks import Chunks, Places
+from intarsia.planning.chunks import Chunks, FileRanges
 from intarsia.planning.manifest import Entry
 from intarsia.store.reading.file_names import check_name
 
@@ -203,7 +203,7 @@ class _Reading:
         self.at = found.end()
         return _int_of(found[0])
 
-    def _places(self, templates: Sequence[_Template], count: int) -> Places:
+    def _places(self, templates: Sequence[_Template], count: int) -> FileRanges:
         """Where the chunks of all tensors are, in their turn; `count` names stand before the files in the memo."""
         tensors = [(x.indices, get) for x, get in zip(templates, self.gets, strict=False)]
         rows, self.at = rows_of(self.data, self.at, _OP, tensors)
@@ -215,7 +215,7 @@ class _Reading:
             raise OtherwiseError
         used, files = np.unique(slots, return_inverse=True)
         names = [self._file(slot, count) for slot in used.tolist()]
-        return Places(names, files, starts, lengths)
+        return FileRanges(names, files, starts, lengths)
 
     def _file(self, slot: int, count: int) -> str:
         """The file that a place of the memo holds, after so many names."""
@@ -225,7 +225,7 @@ class _Reading:
         return check_name(self.texts[number], "the storage")
 
     def _tensors(
-        self, names: Sequence[str], templates: Sequence[_Template], places: Places
+        self, names: Sequence[str], templates: Sequence[_Template], places: FileRanges
     ) -> dict[str, TensorRecord]:
         tensors: dict[str, TensorRecord] = {}
         at = 0

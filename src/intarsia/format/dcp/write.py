@@ -21,14 +21,14 @@ from intarsia.format.dcp.metadata_write import write_metadata
 from intarsia.format.dcp.own_keys import with_own_keys
 from intarsia.format.torch_file.torch_frame import Frame, frame
 from intarsia.mesh import Box, Mesh
-from intarsia.planning.chunks import Chunks, Numbers, Places, repeated
+from intarsia.planning.chunks import Chunks, FileRanges, Numbers, repeated
 from intarsia.planning.manifest import Entry, Manifest, Target
 
 LINE_BYTES = 64
 _OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
 
 
-class Cut(NamedTuple):
+class AlikeTargets(NamedTuple):
     """What targets of one element type have in common that the same ranks hold.
 
     `columns` are, for each box, where elements begin in its archive, the length of that, and what elements are
@@ -51,7 +51,7 @@ class Files:
     folder: str = ""
     fixed: list[tuple[str, int, bytes]] = field(default_factory=list)
     _ends: list[int] = field(init=False)
-    _cuts: dict[tuple[int, str, int], Cut] = field(default_factory=dict, init=False)
+    _cuts: dict[tuple[int, str, int], AlikeTargets] = field(default_factory=dict, init=False)
     _taken: list[int] = field(default_factory=list, init=False)
     _files: list[int] = field(default_factory=list, init=False)
     _before: list[int] = field(default_factory=list, init=False)
@@ -59,7 +59,9 @@ class Files:
     def __post_init__(self) -> None:
         self._ends = [0] * self.ranks
 
-    def cut(self, dtype: DType, held: Mapping[Box, Sequence[int]], leading: int = 0) -> Cut:
+    def cut(
+        self, dtype: DType, held: Mapping[Box, Sequence[int]], leading: int = 0
+    ) -> AlikeTargets:
         """The boxes of a target; each has so many `leading` axes of length one more on disk."""
         key = id(held), dtype.torch, leading
         if (found := self._cuts.get(key)) is None:
@@ -73,10 +75,10 @@ class Files:
             ]
             columns = np.array(rows, np.int64).reshape(-1, 3).T
             wrapped = Wrapped(tuple(held), around)
-            found = self._cuts[key] = Cut(len(self._cuts), held, wrapped, takers, columns)
+            found = self._cuts[key] = AlikeTargets(len(self._cuts), held, wrapped, takers, columns)
         return found
 
-    def take(self, cut: Cut) -> int:
+    def take(self, cut: AlikeTargets) -> int:
         """Give each box to the rank that has the least to write of those that hold it; the number of the first."""
         ends, files, before, first = self._ends, self._files, self._before, len(self._files)
         for holding, more, mask, rest in cut.takers:
@@ -88,7 +90,7 @@ class Files:
         self._taken.append(cut.number)
         return first
 
-    def places(self) -> tuple[SlotPlaces, Places]:
+    def places(self) -> tuple[SlotPlaces, FileRanges]:
         """Where the elements of all boxes are that were taken; and the archives around them."""
         names = [*map(file_of, range(self.ranks))]
         columns = [np.empty((3, 0), np.int64), *(cut.columns for cut in self._cuts.values())]
@@ -97,7 +99,7 @@ class Files:
         gaps = -(before + starts) % to
         at = before + gaps
         slots = SlotPlaces([self.folder + name for name in names], files, at + starts, gaps)
-        return slots, Places(names, files, at, lengths)
+        return slots, FileRanges(names, files, at, lengths)
 
     def append(self, name: str, data: bytes) -> Entry:
         """Put an object behind all that the first rank writes."""

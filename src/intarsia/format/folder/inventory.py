@@ -18,7 +18,7 @@ from intarsia.format.hf.weight_sets import ADAPTER, index_of, stem_of_file, stem
 from intarsia.format.megatron.frame import COMMON_FILE, home_of
 from intarsia.frozen import frozen
 from intarsia.planning.inventory import Fate, InventoryItem, Role
-from intarsia.planning.manifest import Manifest, Side
+from intarsia.planning.manifest import Manifest, SideFile
 from intarsia.quantity import human
 from intarsia.store.address import named
 from intarsia.store.reading.lookup import (
@@ -262,7 +262,7 @@ def is_training(item: InventoryItem) -> bool:
     return item.kind == "file" and any(k.pattern.fullmatch(item.name) for k in TRAINING)
 
 
-def _sides(root: PurePath, items: Iterable[InventoryItem]) -> tuple[Side, ...]:
+def _sides(root: PurePath, items: Iterable[InventoryItem]) -> tuple[SideFile, ...]:
     """The files that are copied as they are."""
     copied = (item.name for item in items if item.fate is Fate.COPIED)
-    return tuple(Side(name, str(root / name)) for name in copied)
+    return tuple(SideFile(name, str(root / name)) for name in copied)

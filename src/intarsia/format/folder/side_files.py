@@ -12,7 +12,7 @@ from intarsia.dtypes import BY_TORCH, DType
 from intarsia.errors import FormatError, UnsafeError, UsageError
 from intarsia.format.strict_json import parse_json
 from intarsia.planning.inventory import Fate
-from intarsia.planning.manifest import Manifest, Side
+from intarsia.planning.manifest import Manifest, SideFile
 from intarsia.store.address import named
 from intarsia.store.reading.folder import Folder
 from intarsia.store.reading.lookup import (
@@ -36,7 +36,7 @@ MAX_SIDE_BYTES = 256 << 20
 MAX_CONFIG_BYTES = 16 << 20
 
 
-def check_sides(sides: Sequence[Side]) -> None:
+def check_sides(sides: Sequence[SideFile]) -> None:
     """Raise where a small file is a link out of its checkpoint: a copy would give another's away.
 
     A folder of the hub's cache consists of links into the `blobs` beside its snapshots.

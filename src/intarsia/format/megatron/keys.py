@@ -18,7 +18,7 @@ from dataclasses import replace
 from math import prod
 
 from intarsia.errors import FamilyError
-from intarsia.family import Known, Param, Table
+from intarsia.family import Param, RowsOfDialects, Table
 from intarsia.frozen import frozen
 from intarsia.layout import Layout, Piece, concat, padding, renaming, stack
 from intarsia.mesh import Rule, Shape
@@ -102,7 +102,7 @@ class MegatronRows:
 
     def __init__(self, table: Table) -> None:
         self.family = table.family
-        self.rows = Known(table.dialects[dialect] for dialect in DIALECTS.values())
+        self.rows = RowsOfDialects(table.dialects[dialect] for dialect in DIALECTS.values())
         self.layers: dict[str, int] = {}
         for name in self.rows:
             key = Key.parse(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from intarsia.errors import SectionError, UsageError, few
-from intarsia.format.naming.section import TOP, Paths, Section, Tensor
+from intarsia.format.naming.section import TOP, Paths, Section, TensorHeader
 from intarsia.format.naming.wrappers import bare
 
 
@@ -65,7 +65,7 @@ def _several(rivals: Sequence[Section], where: str, carried: str = "") -> Sectio
 def chosen_model(
     wanted: Sequence[str],
     found: Mapping[str, Section],
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, TensorHeader],
     roots: Sequence[str],
     where: str,
 ) -> tuple[Section, list[Section]]:

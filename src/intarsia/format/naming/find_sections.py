@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
-from intarsia.format.naming.section import APP, OWN, Paths, Section, Tensor
+from intarsia.format.naming.section import APP, OWN, Paths, Section, TensorHeader
 from intarsia.format.naming.wrappers import MODULE, bare, unwrapped
 
 
-def by_table(tensors: Mapping[str, Tensor], known: Collection[str]) -> dict[str, Section]:
+def by_table(tensors: Mapping[str, TensorHeader], known: Collection[str]) -> dict[str, Section]:
     """Sections by what stands before names that a table explains."""
     found: dict[str, Section] = {}
     labels: dict[str, str] = {}
@@ -60,7 +60,7 @@ def _label(words: Sequence[str | int]) -> str:
     return "" if label == "base_model.model" else label
 
 
-def by_nesting(tensors: Mapping[str, Tensor], paths: Paths) -> dict[str, Section]:
+def by_nesting(tensors: Mapping[str, TensorHeader], paths: Paths) -> dict[str, Section]:
     """Sections by where torch's nesting of the state dict ends and the keys of a module begin."""
     found: dict[str, Section] = {}
     for key, tensor in tensors.items():
@@ -83,7 +83,9 @@ def _end(words: Sequence[str]) -> int:
     return next((k for k in range(start, len(words)) if words[k] not in OWN), len(words))
 
 
-def by_word(tensors: Mapping[str, Tensor], configured: bool, asked: bool) -> dict[str, Section]:
+def by_word(
+    tensors: Mapping[str, TensorHeader], configured: bool, asked: bool
+) -> dict[str, Section]:
     """Sections by first word, where nothing else is known of names and one is a word for another model."""
     found: dict[str, Section] = {}
     if configured and not asked:

@@ -22,7 +22,7 @@ from typing import Any
 
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import FamilyError, IntarsiaError, few
-from intarsia.family import Known, Table, table_for
+from intarsia.family import RowsOfDialects, Table, table_for
 from intarsia.family.optional_parts import must_be_there
 from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.naming.foreign_names import refuse_foreign
@@ -53,7 +53,7 @@ from intarsia.planning.inventory import InventoryItem
 from intarsia.planning.manifest import Logical, Stored
 from intarsia.planning.problem import Problem, absences
 from intarsia.planning.whole_tensor import WholeTensor
-from intarsia.quantised import Quantised, find_quantised
+from intarsia.quantised import QuantisedWeights, find_quantised
 from intarsia.state.names import MASTER, StateName, is_state, of_kind, state_among
 from intarsia.value import PLAIN
 
@@ -71,7 +71,7 @@ class Named:
     absent: tuple[Logical, ...]
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
-    quantised: Quantised
+    quantised: QuantisedWeights
     inventory: tuple[InventoryItem, ...] = ()
     unclear: IntarsiaError | None = None
 
@@ -183,7 +183,7 @@ def divided(
     )
 
 
-def _rule_of(parts: PartRules, known: Known | None) -> Callable[[WholeTensor], Rule]:
+def _rule_of(parts: PartRules, known: RowsOfDialects | None) -> Callable[[WholeTensor], Rule]:
     """Gives a tensor that is the logical one of its name the rule of a weight's part, or the table's."""
 
     def rule_of(s: WholeTensor) -> Rule:
@@ -201,7 +201,7 @@ def _with_table(
     table: Table,
     where: str,
     complain: Complain,
-    quantised: Quantised,
+    quantised: QuantisedWeights,
 ) -> Named:
     known = table.known
     kinds = (kind for kind in quantised.alike if kind.first.packed)
@@ -244,7 +244,7 @@ def _with_table(
 def _named(
     found: StoredOrWhole,
     table: Table,
-    known: Known,
+    known: RowsOfDialects,
     where: str,
     complain: Complain,
     packed: Collection[str],

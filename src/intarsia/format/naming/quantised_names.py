@@ -8,11 +8,11 @@ from pathlib import PurePath
 from typing import Any
 
 from intarsia.errors import FamilyError
-from intarsia.family import Known, Param
+from intarsia.family import Param, RowsOfDialects
 from intarsia.format.folder.side_files import read_config
 from intarsia.frozen import frozen_open
 from intarsia.mesh import Rule
-from intarsia.quantised import Alike, Quantised
+from intarsia.quantised import AlikeWeights, QuantisedWeights
 from intarsia.quantised.cutting import rules_of
 from intarsia.quantised.shapes import fits
 from intarsia.store.reading.lookup import is_file
@@ -29,8 +29,8 @@ def modelopt_of(root: PurePath) -> Mapping[str, Any] | None:
 class PartRules:
     """The rule of each part of a quantised weight, which all its parts share; made for one kind of weight when asked."""
 
-    quantised: Quantised
-    known: Known | None
+    quantised: QuantisedWeights
+    known: RowsOfDialects | None
 
     def get(self, name: str) -> Rule | None:
         """The rule of a part; None for what is none."""
@@ -45,7 +45,7 @@ class PartRules:
     def _made(self) -> dict[int, dict[str, Rule]]:
         return {}
 
-    def _of(self, kind: Alike) -> Iterator[tuple[str, Rule]]:
+    def _of(self, kind: AlikeWeights) -> Iterator[tuple[str, Rule]]:
         w, cuts = kind.first, dict[int | None, list[Rule]]()
         uncut = Rule(tp=0) if len(w.main.shape) > 1 and w.form != "unknown" else Rule()
         for of, names in kind.names:
@@ -58,7 +58,7 @@ class PartRules:
                 yield name, Rule(cut.tp, rule.ep, rule.expert, rule.layer, cut.grid)
 
 
-def stood_for(quantised: Quantised, known: Mapping[str, Param]) -> Iterator[str]:
+def stood_for(quantised: QuantisedWeights, known: Mapping[str, Param]) -> Iterator[str]:
     """The logical tensors that packed weights stand for, so that nobody misses them."""
     for kind in quantised.alike:
         if kind.first.packed:
@@ -67,7 +67,7 @@ def stood_for(quantised: Quantised, known: Mapping[str, Param]) -> Iterator[str]
 
 
 def misfits(
-    quantised: Quantised, known: Mapping[str, Param], family: str, where: str
+    quantised: QuantisedWeights, known: Mapping[str, Param], family: str, where: str
 ) -> Iterator[tuple[FamilyError, str]]:
     """Packed weights that cannot be those of the family, and the name of each."""
     if not any(kind.first.packed for kind in quantised.alike):

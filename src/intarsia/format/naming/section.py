@@ -31,7 +31,7 @@ _OTHERS = re.compile(
 Paths = Mapping[str, tuple[str | int, ...]]
 
 
-class Tensor(Protocol):
+class TensorHeader(Protocol):
     """What is known of a stored tensor from its header."""
 
     @property
@@ -47,10 +47,10 @@ class Section:
 
     label: str
     names: dict[str, str] = field(default_factory=dict)
-    held: dict[str, Tensor] = field(default_factory=dict)
+    held: dict[str, TensorHeader] = field(default_factory=dict)
     prefixes: set[str] = field(default_factory=set)
 
-    def add(self, key: str, name: str, prefix: str, tensor: Tensor) -> None:
+    def add(self, key: str, name: str, prefix: str, tensor: TensorHeader) -> None:
         self.names[key] = name
         self.held[name] = tensor
         self.prefixes.add(prefix)

@@ -19,7 +19,7 @@ from functools import cached_property
 from intarsia.errors import FamilyError, IntarsiaError
 from intarsia.format.naming.choose_model import chosen_model, explained_model, model_of
 from intarsia.format.naming.find_sections import are_themselves, by_nesting, by_table, by_word
-from intarsia.format.naming.section import OWN, TOP, Paths, Section, Tensor
+from intarsia.format.naming.section import OWN, TOP, Paths, Section, TensorHeader
 from intarsia.format.naming.wrappers import bare
 from intarsia.format.optimizer_state.optimizer_names import may_have_roots, owner, roots_of
 from intarsia.frozen import frozen_open
@@ -68,7 +68,7 @@ class Sections:
 
 
 def divide(
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, TensorHeader],
     known: Collection[str] | None,
     where: str,
     *,
@@ -179,7 +179,7 @@ def _belongs(root: str, section: Section) -> bool:
 
 def _items(
     divided: Sections,
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, TensorHeader],
     others: Sequence[Section],
     left: Mapping[str, Sequence[str]],
     objects: Sequence[str],

@@ -13,7 +13,7 @@ from intarsia.format.megatron.common import common_in
 from intarsia.format.megatron.optimizer.groups import FROM_TORCH
 from intarsia.format.naming.spelling import members_of
 from intarsia.format.optimizer_state.parameter_groups import (
-    Groups,
+    ParameterGroups,
     flat_entries,
     groups_of_torch,
     has_torch_groups,
@@ -22,21 +22,21 @@ from intarsia.format.optimizer_state.parameter_groups import (
 from intarsia.planning.manifest import Manifest
 
 
-def groups_from_torch(src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:
+def groups_from_torch(src: Manifest, entries: Mapping[str, bytes]) -> ParameterGroups | None:
     """The groups in torch's form, or those that came from torch and are kept beside Megatron's."""
-    if came := Groups.of_plain(common_in(entries).get(FROM_TORCH)):
+    if came := ParameterGroups.of_plain(common_in(entries).get(FROM_TORCH)):
         return came
     return torch_groups_of(src, entries) if has_torch_groups(entries) else None
 
 
-def torch_groups_of(src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:
+def torch_groups_of(src: Manifest, entries: Mapping[str, bytes]) -> ParameterGroups | None:
     """The groups among entries in one of torch's spellings."""
     table = table_for(src.config)
     return groups_of_torch(entries, lambda name: members_of(name, table, src.logical))
 
 
 def groups_as_torch_entries(
-    groups: Groups | None,
+    groups: ParameterGroups | None,
     entries: Mapping[str, bytes],
     params: Mapping[str, tuple[str, ...]],
     *,
@@ -45,7 +45,7 @@ def groups_as_torch_entries(
     """Groups as torch spells them: as they once came, else by number and, if `flat`, by parameter too."""
     if groups is None:
         return {}
-    if Groups.of_plain(common_in(entries).get(FROM_TORCH)):
+    if ParameterGroups.of_plain(common_in(entries).get(FROM_TORCH)):
         return (flat_entries if groups.flat else numbered_entries)(groups, params)
     by_parameter = flat_entries(groups, params) if flat else {}
     return numbered_entries(groups, params) | by_parameter

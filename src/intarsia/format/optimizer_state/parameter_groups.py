@@ -21,7 +21,7 @@ MEMBERS = "params"
 
 
 @frozen
-class Group:
+class ParameterGroup:
     """Parameters that are trained alike, and the optimizer's settings for them."""
 
     members: tuple[str, ...]
@@ -29,10 +29,10 @@ class Group:
 
 
 @frozen
-class Groups:
+class ParameterGroups:
     """The groups of an optimizer; `flat` where torch spells them by parameter."""
 
-    each: tuple[Group, ...]
+    each: tuple[ParameterGroup, ...]
     flat: bool = False
 
     def as_plain(self) -> dict[str, Any]:
@@ -41,11 +41,11 @@ class Groups:
         return {"flat": self.flat, "groups": each}
 
     @staticmethod
-    def of_plain(said: Any) -> Groups | None:
+    def of_plain(said: Any) -> ParameterGroups | None:
         """The groups that `as_plain` gave; None where these are no such values."""
         try:
-            each = [Group(tuple(g[MEMBERS]), dict(g["fields"])) for g in said["groups"]]
-            return Groups(tuple(each), bool(said["flat"]))
+            each = [ParameterGroup(tuple(g[MEMBERS]), dict(g["fields"])) for g in said["groups"]]
+            return ParameterGroups(tuple(each), bool(said["flat"]))
         except (TypeError, KeyError, ValueError):
             return None
 
@@ -84,7 +84,7 @@ def unplain_settings(entries: Mapping[str, bytes]) -> set[str]:
 
 def groups_of_torch(
     entries: Mapping[str, bytes], logical: Callable[[str], tuple[str, ...]]
-) -> Groups | None:
+) -> ParameterGroups | None:
     """The groups among entries; `logical` gives the tensors that a parameter holds."""
     from intarsia.format.torch_file.torch_zip import read_object
 
@@ -101,12 +101,14 @@ def groups_of_torch(
     if not found and not listed:
         return None
     if flat:
-        return Groups(merged(Group(logical(n), fields) for n, fields in found.items()), flat=True)
+        return ParameterGroups(
+            merged(ParameterGroup(logical(n), fields) for n, fields in found.items()), flat=True
+        )
     each = (
-        Group(_members(listed.get(key), logical), found.get(key, {}))
+        ParameterGroup(_members(listed.get(key), logical), found.get(key, {}))
         for key in sorted({*found, *listed}, key=int)
     )
-    return Groups(tuple(each))
+    return ParameterGroups(tuple(each))
 
 
 def _fields_of(names: Iterable[str]) -> dict[str, tuple[str, str]]:
@@ -153,20 +155,20 @@ def _members(listed: Any, logical: Callable[[str], tuple[str, ...]]) -> tuple[st
     return tuple(member for name in names for member in logical(name))
 
 
-def merged(groups: Iterable[Group]) -> tuple[Group, ...]:
+def merged(groups: Iterable[ParameterGroup]) -> tuple[ParameterGroup, ...]:
     """The groups, those of equal settings as one, in the order of their first."""
     found: dict[str, tuple[list[str], Mapping[str, Any]]] = {}
     for group in groups:
         # Equal values are not enough: 1, 1.0 and True are three settings.
         same = repr(sorted(group.fields.items()))
         found.setdefault(same, ([], group.fields))[0].extend(group.members)
-    return tuple(Group(tuple(members), fields) for members, fields in found.values())
+    return tuple(ParameterGroup(tuple(members), fields) for members, fields in found.values())
 
 
-def different_fields(groups: Iterable[Group], of: Group) -> str:
+def different_fields(groups: Iterable[ParameterGroup], of: ParameterGroup) -> str:
     """The settings of a group that are not the same in all, in words.
 
-    >>> a, b = Group(("x",), {"lr": 0.1, "eps": 1.0}), Group(("y",), {"lr": 0.2, "eps": 1.0})
+    >>> a, b = ParameterGroup(("x",), {"lr": 0.1, "eps": 1.0}), ParameterGroup(("y",), {"lr": 0.2, "eps": 1.0})
     >>> different_fields([a, b], b)
     'lr=0.2'
     """
@@ -175,7 +177,9 @@ def different_fields(groups: Iterable[Group], of: Group) -> str:
     return ", ".join(f"{k}={of.fields[k]!r}" for k in sorted(unlike)) or "the same settings"
 
 
-def numbered_entries(groups: Groups, params: Mapping[str, tuple[str, ...]]) -> dict[str, bytes]:
+def numbered_entries(
+    groups: ParameterGroups, params: Mapping[str, tuple[str, ...]]
+) -> dict[str, bytes]:
     """The entries by number; `params` are the parameters to write, with the tensors of each."""
     from intarsia.format.torch_file.torch_frame import write_object
 
@@ -189,7 +193,9 @@ def numbered_entries(groups: Groups, params: Mapping[str, tuple[str, ...]]) -> d
     return found
 
 
-def flat_entries(groups: Groups, params: Mapping[str, tuple[str, ...]]) -> dict[str, bytes]:
+def flat_entries(
+    groups: ParameterGroups, params: Mapping[str, tuple[str, ...]]
+) -> dict[str, bytes]:
     """The entries by parameter; equal settings share their bytes in memory."""
     from intarsia.format.torch_file.torch_frame import write_object
 
@@ -204,7 +210,7 @@ def flat_entries(groups: Groups, params: Mapping[str, tuple[str, ...]]) -> dict[
     return found
 
 
-def _by_group(groups: Groups, params: Mapping[str, tuple[str, ...]]) -> list[list[str]]:
+def _by_group(groups: ParameterGroups, params: Mapping[str, tuple[str, ...]]) -> list[list[str]]:
     """The parameters of each group, in the order of its members."""
     of = {member: name for name, members in params.items() for member in members}
     names: list[list[str]] = []

@@ -23,7 +23,7 @@ from intarsia.format.torch_file.zip_directory import (
     END64,
     LOCAL,
     LOCATOR,
-    Read,
+    ReadBytes,
     exactly,
     listing_of,
 )
@@ -87,7 +87,7 @@ def _recorded(ends: Bytes, varying: Varying) -> tuple[NDArray[np.uint32], Marks]
     return found[0], same
 
 
-def ending_of(read: Read, length: int, payload: Payload, where: str) -> Ending | None:
+def ending_of(read: ReadBytes, length: int, payload: Payload, where: str) -> Ending | None:
     """What follows the tensor of an archive that was checked; None where anything but what torch writes
     lies there, or members lie anywhere else than one after another."""
     first = payload.start_bytes + payload.length_bytes
@@ -119,7 +119,9 @@ def ending_of(read: Read, length: int, payload: Payload, where: str) -> Ending |
     return found if found.recorded(found.like[None])[0].all() else None
 
 
-def _header_of(read: Read, infos: Sequence[ZipInfo], payload: Payload, where: str) -> int | None:
+def _header_of(
+    read: ReadBytes, infos: Sequence[ZipInfo], payload: Payload, where: str
+) -> int | None:
     """Where the tensor's member begins; None where it is not one, or another reaches into its bytes."""
     found = None
     for info in infos:

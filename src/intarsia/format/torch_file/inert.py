@@ -100,7 +100,7 @@ class Storage(NamedTuple):
     data: bytes | None = None
 
 
-class Tensor(NamedTuple):
+class InertTensor(NamedTuple):
     """A view of a storage; `stride` and `storage_offset` count elements."""
 
     storage: Storage

@@ -8,7 +8,7 @@ from struct import calcsize, unpack
 from typing import Any
 
 from intarsia.errors import FormatError
-from intarsia.format.torch_file.inert import Array, Inert, Tensor
+from intarsia.format.torch_file.inert import Array, Inert, InertTensor
 
 DROPPED = object()
 MAX_PLAIN, MAX_PLAIN_DEPTH = 1 << 18, 64
@@ -56,7 +56,7 @@ def _said(value: Any) -> Any:
     """What a value says that is no plain one, in plain containers; the names of storages in their files do not count."""
     if isinstance(value, Mapping):
         return value if {*map(type, value)} <= {str, int} else [*value.items()]
-    if isinstance(value, Tensor):
+    if isinstance(value, InertTensor):
         x = value.storage
         place = value.shape, value.stride, value.storage_offset
         return value.dtype.name, *place, str(x.dtype), x.numel, x.data
@@ -93,7 +93,7 @@ _FORMS = {"I64": "<q", "I32": "<i", "F32": "<f", "F64": "<d"}
 
 def number_in(value: Any) -> Any:
     """The number that a tensor of one element holds; any other value as it is."""
-    form = _FORMS.get(value.dtype.name) if isinstance(value, Tensor) else None
+    form = _FORMS.get(value.dtype.name) if isinstance(value, InertTensor) else None
     if form is None or prod(value.shape) != 1:
         return value
     start, size = value.storage_offset * value.dtype.itemsize, value.dtype.itemsize

@@ -6,7 +6,7 @@ from typing import Any
 
 from intarsia.dtypes import BY_TORCH
 from intarsia.errors import FormatError
-from intarsia.format.torch_file.inert import Inert, Storage, Tensor, brief
+from intarsia.format.torch_file.inert import Inert, InertTensor, Storage, brief
 from intarsia.format.torch_file.tensor_bounds import bytes_of
 from intarsia.format.torch_file.unpickle import load_inert
 
@@ -41,15 +41,15 @@ def storage_bytes(storage: Storage) -> int:
     return storage.numel * (storage.dtype.itemsize if storage.dtype else 1)
 
 
-_seen: dict[bytes, Tensor] = {}
+_seen: dict[bytes, InertTensor] = {}
 
 
-def tensor_of(data: bytes, where: str) -> Tensor:
+def tensor_of(data: bytes, where: str) -> InertTensor:
     """The tensor that data.pkl describes; equal tensors of other blobs have equal pickles."""
     found = _seen.get(data)
     if found is None:
         found = load_inert(data, where, storage_of)
-        if not isinstance(found, Tensor):
+        if not isinstance(found, InertTensor):
             args = found.args if isinstance(found, Inert) else ()
             kinds = [brief(a) for a in args if isinstance(a, type)]
             kind = kinds[-1] if kinds else brief(found)

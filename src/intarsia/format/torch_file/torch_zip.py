@@ -22,7 +22,7 @@ from intarsia.format.torch_file.zip_directory import (
     LOCAL,
     MEMBER_BYTES,
     Member,
-    Read,
+    ReadBytes,
     check_end,
     directory,
     exactly,
@@ -62,7 +62,7 @@ _last: dict[tuple[int, Hashable], Payload] = {}
 """The last payload of blobs that are alike: the chunks of a checkpoint are by the thousand of one shape."""
 
 
-def keeping_ends(read: Read, length: int) -> Read:
+def keeping_ends(read: ReadBytes, length: int) -> ReadBytes:
     """Reads of a blob whose first and last bytes, where an archive describes itself, are read once."""
     head_bytes = min(length, _HEAD_BYTES)
     tail_at = max(head_bytes, length - _TAIL_BYTES)
@@ -82,7 +82,7 @@ def keeping_ends(read: Read, length: int) -> Read:
     return near
 
 
-def read_payload(read: Read, length: int, where: str, alike: Hashable = None) -> Payload:
+def read_payload(read: ReadBytes, length: int, where: str, alike: Hashable = None) -> Payload:
     """The place of the tensor in a blob of `length` bytes, which `read(offset, size)` reads.
 
     Blobs that are `alike` may well have equal fronts.
@@ -99,7 +99,7 @@ def read_payload(read: Read, length: int, where: str, alike: Hashable = None) ->
     return payload
 
 
-def find_payload(read: Read, length: int, where: str, head: bytes = b"") -> Payload:
+def find_payload(read: ReadBytes, length: int, where: str, head: bytes = b"") -> Payload:
     """The same, whatever other blobs begin with; `head` is what this one does, where that was read."""
     head = head or exactly(read, 0, min(length, _HEAD_BYTES), where)
 
@@ -135,7 +135,7 @@ def find_payload(read: Read, length: int, where: str, head: bytes = b"") -> Payl
     return Payload(*view, start, size, front)
 
 
-def read_crc(read: Read, length: int, payload: Payload, where: str) -> int | None:
+def read_crc(read: ReadBytes, length: int, payload: Payload, where: str) -> int | None:
     """The CRC-32 recorded for the tensor's bytes; None where torch was set not to compute it."""
     end = payload.start_bytes + payload.length_bytes
     after = exactly(read, end, min(_DESCRIPTOR_BYTES, length - end), where)
@@ -161,7 +161,9 @@ def described_bytes(after: bytes, size_bytes: int) -> int:
     return 24 if after[8:24] == size * 2 else 16 if after[8:16] == size[:4] * 2 else 0
 
 
-def check_directory(read: Read, length: int, payload: Payload, crc: int | None, where: str) -> None:
+def check_directory(
+    read: ReadBytes, length: int, payload: Payload, crc: int | None, where: str
+) -> None:
     """Raise where the directory by which torch finds the tensor is damaged, or a small member is.
 
     `crc` is what stands beside the tensor's bytes.
@@ -212,7 +214,7 @@ def read_object(data: bytes, where: str) -> Any:
     return load_inert(_content(read, members, "data.pkl", where, len(data)), where, storage)
 
 
-def read_outline(read: Read, length: int, where: str) -> Any:
+def read_outline(read: ReadBytes, length: int, where: str) -> Any:
     """The object of a `torch.save` archive, in which tensors of more than one element have no content."""
     members = directory(read, length, where)
 
@@ -232,7 +234,11 @@ def _member(members: dict[str, Member], name: str, where: str) -> Member:
 
 
 def _content(
-    read: Read, members: dict[str, Member], name: str, where: str, most_bytes: int = MEMBER_BYTES
+    read: ReadBytes,
+    members: dict[str, Member],
+    name: str,
+    where: str,
+    most_bytes: int = MEMBER_BYTES,
 ) -> bytes:
     start, size, crc, _ = _member(members, name, where)
     if (size or 0) > most_bytes:

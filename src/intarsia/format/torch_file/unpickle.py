@@ -2,7 +2,7 @@
 
 A pickle names classes and functions by `module name`. Here a name only ever selects one of
 our own stand-ins: containers, paths, dates and element types become plain values, tensors
-become `Tensor`, classes of known frameworks become `Inert`, and every other name raises
+become `InertTensor`, classes of known frameworks become `Inert`, and every other name raises
 `UnsafeError`.
 
 Stand-ins are shared between loads, so none may be changed by a pickle (opcode BUILD): each is
@@ -24,8 +24,8 @@ from intarsia.errors import FormatError, LimitError, StoreError, UnsafeError, Un
 from intarsia.format.torch_file.inert import (
     Array,
     Inert,
+    InertTensor,
     Storage,
-    Tensor,
     axes_of,
     brief,
     inert_class,
@@ -56,7 +56,7 @@ class _Call:
         raise FormatError("the pickle sets attributes of a function")
 
 
-def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *rest: Any) -> Tensor:
+def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *rest: Any) -> InertTensor:
     if not isinstance(storage, Storage) or type(offset) is not int:
         raise FormatError("a tensor without a storage beside the pickle")
     # A pickle can alter the copy of a DType that it was given, never the one of this name.
@@ -69,7 +69,7 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *rest: Any) -> T
             f"torch does not take these elements as they are stored, but by {reprlib.repr(bits[0])}",
             hint="save the tensor with resolve_conj().resolve_neg()",
         )
-    return Tensor(storage, dtype, axes_of(shape), axes_of(stride), offset)
+    return InertTensor(storage, dtype, axes_of(shape), axes_of(stride), offset)
 
 
 def _path(*parts: str) -> str:

@@ -10,7 +10,7 @@ from zipfile import BadZipFile, ZipFile, ZipInfo
 
 from intarsia.errors import FormatError
 
-Read = Callable[[int, int], bytes]
+ReadBytes = Callable[[int, int], bytes]
 
 MEMBER_BYTES = 16 << 20
 """The most that is read of an archive at once to find a tensor: its pickle, or its directory."""
@@ -39,7 +39,7 @@ class Member(NamedTuple):
     described: bool = False
 
 
-def exactly(read: Read, at: int, size: int, where: str) -> bytes:
+def exactly(read: ReadBytes, at: int, size: int, where: str) -> bytes:
     """As many bytes as were asked for, or an error."""
     got = read(at, size) if size > 0 else b""
     if size < 0 or len(got) != size:
@@ -58,7 +58,7 @@ def member_name(raw: bytes, method: int, where: str) -> str:
 class _File:
     """A blob as the file that `zipfile` expects."""
 
-    def __init__(self, read: Read, length: int) -> None:
+    def __init__(self, read: ReadBytes, length: int) -> None:
         self._read, self._length, self._at = read, length, 0
 
     def seekable(self) -> bool:
@@ -89,7 +89,7 @@ class Listing(NamedTuple):
     start: int
 
 
-def check_end(read: Read, length: int, infos: list[ZipInfo], where: str) -> None:
+def check_end(read: ReadBytes, length: int, infos: list[ZipInfo], where: str) -> None:
     """Raise where the records at the end, or the names in the directory, are none that torch goes by."""
     end = END.unpack(exactly(read, length - END.size, END.size, where))
     at = length - END.size - LOCATOR.size
@@ -121,7 +121,7 @@ def check_end(read: Read, length: int, infos: list[ZipInfo], where: str) -> None
         raise FormatError(f"members are in {len(folders)} different folders - at {where}")
 
 
-def listing_of(read: Read, length: int, where: str) -> Listing:
+def listing_of(read: ReadBytes, length: int, where: str) -> Listing:
     """What the directory says of each member, and where it begins."""
     try:
         with ZipFile(cast(IO[bytes], _File(read, length))) as archive:
@@ -131,12 +131,12 @@ def listing_of(read: Read, length: int, where: str) -> Listing:
         raise FormatError(text) from error
 
 
-def directory(read: Read, length: int, where: str) -> dict[str, Member]:
+def directory(read: ReadBytes, length: int, where: str) -> dict[str, Member]:
     """The members by the central directory at the end."""
     return members_of(read, length, listing_of(read, length, where).infos, where)
 
 
-def members_of(read: Read, length: int, infos: list[ZipInfo], where: str) -> dict[str, Member]:
+def members_of(read: ReadBytes, length: int, infos: list[ZipInfo], where: str) -> dict[str, Member]:
     """The members that a directory names, each within the archive."""
     members: dict[str, Member] = {}
     for info in infos:

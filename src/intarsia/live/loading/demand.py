@@ -16,7 +16,7 @@ from intarsia.layout import Layout
 from intarsia.live.loading.fill import Filling, prove
 from intarsia.live.loading.quantised import check_quantised
 from intarsia.live.megatron import rows as megatron_rows
-from intarsia.live.model.contents import Contents
+from intarsia.live.model.contents import ModelContents
 from intarsia.live.model.holding import (
     Holding,
     check_shape,
@@ -29,14 +29,14 @@ from intarsia.live.model.holding import (
     memory_of,
     placed,
 )
-from intarsia.live.model.names import Rows, find_rows
+from intarsia.live.model.names import LiveRows, find_rows
 from intarsia.mesh import Box, Mesh
 from intarsia.opened.equal import equal
 from intarsia.planning.manifest import Manifest
 from intarsia.planning.whole_tensor import types_of
 from intarsia.state.names import MASTER, is_state, kind_of, master_of, parameter_of
 
-Place = tuple[Mesh, int]
+RankOfMesh = tuple[Mesh, int]
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,14 @@ class Demand:
     manifest: Manifest
     tensors: Mapping[str, Any]
     rows: Mapping[str, Param]
-    place: Place | None = None
-    contents: Contents = Contents()
+    place: RankOfMesh | None = None
+    contents: ModelContents = ModelContents()
     adapters: frozenset[str] = frozenset()
 
     @staticmethod
-    def of(into: Any, manifest: Manifest, place: Place | None, contents: Contents | None) -> Demand:
+    def of(
+        into: Any, manifest: Manifest, place: RankOfMesh | None, contents: ModelContents | None
+    ) -> Demand:
         """What a module or a state dict asks for; raise where a tensor has no source."""
         if contents is None:
             if place is not None:
@@ -95,7 +97,7 @@ class Demand:
                 or "the checkpoint is another model's, or incomplete",
             )
         left = frozenset(missing)
-        return Demand(manifest, tensors, found.rows, place, contents or Contents(), left)
+        return Demand(manifest, tensors, found.rows, place, contents or ModelContents(), left)
 
     def apart(self) -> Demand:
         """The same, to be read into memory of its own, where modules' state dicts hold only copies."""
@@ -211,8 +213,8 @@ class Demand:
 
 
 def _rows(
-    tensors: Mapping[str, Any], contents: Contents, manifest: Manifest
-) -> tuple[Rows, Manifest]:
+    tensors: Mapping[str, Any], contents: ModelContents, manifest: Manifest
+) -> tuple[LiveRows, Manifest]:
     """The rows of the model's own names, or of all names as PEFT's state dict has them."""
     found, named = find_rows(tensors, manifest)
     spelled = contents.names_of_peft
@@ -223,18 +225,18 @@ def _rows(
     ):
         other, again = find_rows({spelled[n]: x for n, x in tensors.items()}, manifest)
         if not other.missing:
-            return Rows({n: other.rows[spelled[n]] for n in tensors}, ()), again
+            return LiveRows({n: other.rows[spelled[n]] for n in tensors}, ()), again
     return found, named
 
 
-def _with_tied(found: Rows, tensors: Mapping[str, Any]) -> Rows:
+def _with_tied(found: LiveRows, tensors: Mapping[str, Any]) -> LiveRows:
     """With the names that a checkpoint lacks and that are other names of memory which it fills, as in files
     that hold a tied tensor once."""
     if not found.missing:
         return found
     by_memory = {memory_id(tensors[name]): row for name, row in found.rows.items()}
     tied = {n: by_memory[k] for n in found.missing if (k := memory_id(tensors[n])) in by_memory}
-    return Rows({**found.rows, **tied}, tuple(n for n in found.missing if n not in tied))
+    return LiveRows({**found.rows, **tied}, tuple(n for n in found.missing if n not in tied))
 
 
 @dataclass(frozen=True)

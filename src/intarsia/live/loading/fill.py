@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from operator import itemgetter
@@ -27,6 +27,7 @@ from intarsia.planning.window import flat_start, windows
 from intarsia.run.budget import Budget
 from intarsia.run.gather import Fill, Straight, gather
 from intarsia.run.losses import Losses
+from intarsia.run.progress import Advance
 from intarsia.run.room import Bytes
 from intarsia.run.sharing import in_steps, share_out
 from intarsia.run.source import Source
@@ -34,8 +35,6 @@ from intarsia.value import PLAIN, Change
 
 if TYPE_CHECKING:
     import torch
-
-Progress = Callable[[int], None]
 
 SHARE = 4
 """A window of a tensor that is put together from several is at most so large a share of a step."""
@@ -49,8 +48,8 @@ class Filling:
     proven: Proven
 
 
-Window = tuple[Filling, Box]
-Step = list[Window]
+FillingWindow = tuple[Filling, Box]
+Step = list[FillingWindow]
 
 
 def prove(holdings: Iterable[Holding], manifest: Manifest) -> list[Filling]:
@@ -72,7 +71,7 @@ def fill(
     source: Source,
     fillings: Sequence[Filling],
     budget: Budget,
-    progress: Progress = lambda count: None,
+    progress: Advance = lambda count: None,
 ) -> Losses:
     """Read every holding's elements, and count what casts do to them; the first failure stops all threads."""
     on_gpus = [each.holding.tensor for each in fillings if each.holding.tensor.is_cuda]
@@ -159,9 +158,9 @@ def _read_runs(
     return step.nbytes
 
 
-def windows_of(fillings: Iterable[Filling], window_bytes: int) -> list[Window]:
+def windows_of(fillings: Iterable[Filling], window_bytes: int) -> list[FillingWindow]:
     """The windows of all holdings, those that are read from one part of a file beside each other."""
-    found: list[Window] = []
+    found: list[FillingWindow] = []
     for filling in fillings:
         held = filling.holding
         if held.layout.size:
@@ -172,7 +171,7 @@ def windows_of(fillings: Iterable[Filling], window_bytes: int) -> list[Window]:
     return sorted(found, key=_whence)
 
 
-def _whence(window: Window) -> tuple[str, int]:
+def _whence(window: FillingWindow) -> tuple[str, int]:
     """The file that a window is read from, and about where it lies in it."""
     filling, box = window
     layout, sources = filling.holding.layout, filling.proven.sources
@@ -184,7 +183,7 @@ def _whence(window: Window) -> tuple[str, int]:
     return chunk.file, chunk.start_bytes
 
 
-def _nbytes(window: Window) -> int:
+def _nbytes(window: FillingWindow) -> int:
     filling, box = window
     return box.size * filling.holding.dtype.itemsize
 

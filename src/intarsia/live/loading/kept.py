@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from intarsia.errors import CoverageError, few
-from intarsia.live.model.contents import Contents
+from intarsia.live.model.contents import ModelContents
 from intarsia.live.values import Values
 
 ON_META = "it is on `meta`, and neither the checkpoint nor the model says what it holds"
@@ -22,7 +22,7 @@ NO_SETTINGS = "the checkpoint has none"
 
 
 def kept_of(
-    contents: Contents, values: Values, on_meta: Sequence[str], adapters: Collection[str]
+    contents: ModelContents, values: Values, on_meta: Sequence[str], adapters: Collection[str]
 ) -> dict[str, str]:
     """The names of everything that a load does not fill, each with the reason."""
     found = dict.fromkeys(contents.left_out, NOT_HANDED)
@@ -49,7 +49,7 @@ def check_kept(kept: Mapping[str, str], where: str) -> None:
     )
 
 
-def check_handed(contents: Contents, on_meta: Mapping[int, Sequence[str]], where: str) -> None:
+def check_handed(contents: ModelContents, on_meta: Mapping[int, Sequence[str]], where: str) -> None:
     """Raise where a tensor that no state dict holds was on `meta`: its memory would hold what lay there before."""
     names = {
         p + h.clean(n) for p, h in contents.modules.items() for n in on_meta.get(id(h.module), ())

@@ -19,7 +19,7 @@ from intarsia.live.model.holding import is_dtensor
 from intarsia.live.model.module_state import equal_bytes
 from intarsia.live.model.own_tensors import joined
 
-Place = tuple["nn.Module", str]
+BufferOfModule = tuple["nn.Module", str]
 _RUNS = (0x00, 0x55)
 """What memory holds before each of the two runs, byte by byte."""
 
@@ -57,7 +57,7 @@ def _last_two(name: str) -> tuple[str, ...]:
     return tuple(name.split(".")[-2:])
 
 
-def compute_buffers(model: nn.Module, passing: Iterable[Place], device: Any) -> None:
+def compute_buffers(model: nn.Module, passing: Iterable[BufferOfModule], device: Any) -> None:
     """Have a Transformers model compute those of its passing buffers that are on `meta`."""
     todo = [place for place in passing if _buffer(place).is_meta]
     owners = _owners(model) if todo else {}
@@ -72,13 +72,13 @@ def compute_buffers(model: nn.Module, passing: Iterable[Place], device: Any) -> 
 
 def _compute(
     model: nn.Module,
-    places: list[Place],
+    places: list[BufferOfModule],
     modules: list[nn.Module],
     owners: dict[nn.Module, Callable[[nn.Module], None]],
     device: Any,
 ) -> None:
     before = {place: _buffer(place) for place in places}
-    made: list[dict[Place, torch.Tensor]] = []
+    made: list[dict[BufferOfModule, torch.Tensor]] = []
     with _hidden(model, places), _same_draws(), torch.no_grad():
         for byte in _RUNS:
             torch.default_generator.manual_seed(0)  # and no other device's
@@ -118,7 +118,7 @@ def _around(model: nn.Module, inner: set[nn.Module], owners: Any) -> list[nn.Mod
 
 
 @contextmanager
-def _hidden(model: nn.Module, shown: list[Place]) -> Iterator[None]:
+def _hidden(model: nn.Module, shown: list[BufferOfModule]) -> Iterator[None]:
     """Every parameter and every buffer but those `shown` behind tensors on `meta`, unless it is one itself.
 
     DTensors on `meta` are hidden, too: to draw one makes the ranks agree on what all of them draw.
@@ -155,7 +155,7 @@ def _same_draws() -> Iterator[None]:
         torch.default_generator.set_state(state)
 
 
-def _buffer(place: Place) -> torch.Tensor:
+def _buffer(place: BufferOfModule) -> torch.Tensor:
     module, key = place
     found = module._buffers[key]
     assert found is not None

@@ -10,13 +10,13 @@ from intarsia.errors import UsageError
 from intarsia.family import Param, table_for
 from intarsia.format.naming.wrappers import bare
 from intarsia.live.model.holding import dtype_of
-from intarsia.live.model.names import Rows
+from intarsia.live.model.names import LiveRows
 from intarsia.planning.manifest import Manifest, Stored
 from intarsia.quantised import QuantisedWeight
 from intarsia.quantised.refusing import how_to_dequantise, refuse_faults
 
 
-def check_quantised(tensors: Mapping[str, Any], found: Rows, manifest: Manifest) -> Rows:
+def check_quantised(tensors: Mapping[str, Any], found: LiveRows, manifest: Manifest) -> LiveRows:
     """The rows of a model, cut as its quantised weights are; raise where it would take one without its scales."""
     refuse_faults(manifest.quantised, manifest.path)
     if not manifest.quantised:

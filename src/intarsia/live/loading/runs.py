@@ -29,7 +29,7 @@ class TargetStretch(NamedTuple):
     at: int
 
 
-class Read(NamedTuple):
+class RunToRead(NamedTuple):
     """A run of a file, which goes to a stretch of its step, by its number, from byte `within` of it on."""
 
     file: str
@@ -43,7 +43,7 @@ class RunStep(NamedTuple):
     """What one thread reads at a time: the stretches that it fills, and reads in the order of the files."""
 
     stretches: Sequence[TargetStretch]
-    reads: Sequence[Read]
+    reads: Sequence[RunToRead]
 
     @property
     def nbytes(self) -> int:
@@ -76,7 +76,7 @@ def run_steps(proofs: Sequence[Proven], step_bytes: int) -> Iterator[RunStep]:
         within[joined].tolist(),
         strict=True,
     )
-    reads = [*map(Read._make, each)]
+    reads = [*map(RunToRead._make, each)]
     bounds = zip(pairwise(first), pairwise(np.searchsorted(runs.step[joined], steps)), strict=True)
     for (a, b), (c, d) in bounds:
         yield RunStep(stretches[a:b], reads[c:d])

@@ -12,14 +12,14 @@ from typing import Any
 
 from intarsia.errors import UsageError
 
-Place = tuple[int, int | None, int]
+RankOfAxis = tuple[int, int | None, int]
 """How many ranks cut a tensor, on which axis (None: where the family's table says), and which
 of them this is."""
 
-WHOLE: Place = (1, None, 0)
+WHOLE: RankOfAxis = (1, None, 0)
 
 
-def place_of(tensor: Any, module: Any, leaf: str, name: str) -> Place:
+def place_of(tensor: Any, module: Any, leaf: str, name: str) -> RankOfAxis:
     """How a module's parameter is cut, and which part of it this rank has."""
     is_cut, axis = _cut(tensor, module, leaf)
     if not is_cut:

@@ -24,7 +24,7 @@ from intarsia.live.megatron.model import Live, chunks_of, config_of, live_tensor
 from intarsia.live.megatron_fsdp import ParameterSlice, local_elements
 from intarsia.live.megatron_settings import hub_config
 from intarsia.live.model.holding import cut, dtype_of, is_dtensor, memory_of
-from intarsia.live.model.names import Rows
+from intarsia.live.model.names import LiveRows
 from intarsia.live.saving.parts import HeldPart
 from intarsia.opened.lazy_tensor import as_torch
 from intarsia.value import Value, Window
@@ -46,12 +46,14 @@ def held_tensors(into: Any, config: Mapping[str, Any] | None) -> list[HeldTensor
     return [_held(live, rows) for live in live_tensors(into)]
 
 
-def rows_of(into: Any, config: Mapping[str, Any] | None) -> tuple[dict[str, torch.Tensor], Rows]:
+def rows_of(
+    into: Any, config: Mapping[str, Any] | None
+) -> tuple[dict[str, torch.Tensor], LiveRows]:
     """The memory of every tensor by name, and the row of each."""
     held = held_tensors(into, config)
     found = {each.live.name: each.row for each in held if each.row is not None}
     missing = tuple(each.live.name for each in held if each.row is None)
-    return {each.live.name: each.memory for each in held}, Rows(found, missing)
+    return {each.live.name: each.memory for each in held}, LiveRows(found, missing)
 
 
 def parts_of(into: Any, config: Mapping[str, Any] | None) -> Iterator[HeldPart]:

@@ -26,7 +26,7 @@ Leaf = tuple[Any, Any]
 
 
 @dataclass(frozen=True)
-class Contents:
+class ModelContents:
     """What was given: modules by what stands before their names, tensors and other values of dicts by name."""
 
     modules: Mapping[str, ModuleState] = field(default_factory=dict)
@@ -35,10 +35,10 @@ class Contents:
     optimizers: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
-    def of(given: Any) -> Contents:
+    def of(given: Any) -> ModelContents:
         """Take apart what a caller gives; with FSDP1, collective."""
         if is_module(given):
-            return Contents({"": ModuleState.by(given)})
+            return ModelContents({"": ModuleState.by(given)})
         if not isinstance(given, Mapping):
             raise UsageError(
                 f"{type(given).__name__} can neither be loaded into nor saved",
@@ -67,7 +67,7 @@ class Contents:
             else:
                 _check_plain(value, name)
                 leaves[name] = (held, key)
-        return Contents(modules, loose, leaves, optimizers)
+        return ModelContents(modules, loose, leaves, optimizers)
 
     def optimizer_with(self, given: Any) -> Any:
         """The optimizers of the dict and the one that was given beside it; None where there are none."""
@@ -147,7 +147,7 @@ class Contents:
         """What modules have that their state dicts do not hold."""
         return [prefix + n for prefix, h in self.modules.items() for n in h.left_out]
 
-    def apart(self) -> Contents:
+    def apart(self) -> ModelContents:
         """The same, with the tensors of modules in memory of their own."""
         return replace(self, modules={p: h.apart() for p, h in self.modules.items()})
 

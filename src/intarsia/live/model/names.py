@@ -30,7 +30,7 @@ from intarsia.store.stamp import when
 
 
 @dataclass(frozen=True)
-class Rows:
+class LiveRows:
     """For each live name, the row that says what its elements are; and names without one."""
 
     rows: Mapping[str, Param]
@@ -138,7 +138,7 @@ def is_of_transformers(kind: type) -> bool:
     return any(base.__name__ == "PreTrainedModel" for base in kind.__mro__)
 
 
-def find_rows(names: Mapping[str, Any], manifest: Manifest) -> tuple[Rows, Manifest]:
+def find_rows(names: Mapping[str, Any], manifest: Manifest) -> tuple[LiveRows, Manifest]:
     """The rows of live names; the manifest comes back with the names that these were found by."""
     table, spelled = table_for(manifest.config), {name: bare(name) for name in names}
     # Transformers' rules are for weights of the model's own shapes.
@@ -149,7 +149,7 @@ def find_rows(names: Mapping[str, Any], manifest: Manifest) -> tuple[Rows, Manif
     lookup = _Lookup(table, manifest)
     found = _spelled(spelled, lookup, table, manifest)
     rows = {name: lookup[known] for name, known in found.items()}
-    return Rows(rows, tuple(name for name in names if name not in rows)), manifest
+    return LiveRows(rows, tuple(name for name in names if name not in rows)), manifest
 
 
 def _spelled(

@@ -10,7 +10,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from intarsia.errors import UsageError
-from intarsia.live.optimizer.several import Together, each_of
+from intarsia.live.optimizer.several import SeveralOptimizers, each_of
 from intarsia.state.names import ROOT, SHAPED
 
 CLASS = f"{ROOT}class"
@@ -47,14 +47,14 @@ _ASKED = {
 
 
 @dataclass(frozen=True)
-class Opened:
+class UnwrappedOptimizer:
     """An optimizer without its wrappers: which object has the state of this rank, and which the settings."""
 
     held: Any
     settings: Any
 
 
-def opened(optimizer: Any) -> Opened:
+def opened(optimizer: Any) -> UnwrappedOptimizer:
     """What lies in the wrappers of an optimizer; raise where one keeps something of its own."""
     if isinstance(optimizer, (Mapping, list, tuple)):
         held = [*(optimizer.values() if isinstance(optimizer, Mapping) else optimizer)]
@@ -65,14 +65,16 @@ def opened(optimizer: Any) -> Opened:
             raise UsageError(
                 "`optimizer` contains no optimizer", hint="give None to leave the optimizer out"
             )
-        return Opened(Together([x.held for x in each]), Together([x.settings for x in each]))
+        return UnwrappedOptimizer(
+            SeveralOptimizers([x.held for x in each]), SeveralOptimizers([x.settings for x in each])
+        )
     if any(c.__name__ == "ZeroRedundancyOptimizer" for c in type(optimizer).__mro__):
         if getattr(optimizer, "_overlap_with_ddp", False):
             raise UsageError(
                 "a ZeroRedundancyOptimizer that overlaps with DDP makes its optimizer while it steps",
                 hint="make it with overlap_with_ddp=False",
             )
-        return Opened(optimizer.optim, optimizer)
+        return UnwrappedOptimizer(optimizer.optim, optimizer)
     for word in ("optimizer", "optim"):
         inner = getattr(optimizer, word, None)
         if not (hasattr(inner, "param_groups") and hasattr(inner, "state")):
@@ -93,7 +95,7 @@ def opened(optimizer: Any) -> Opened:
             hint="give a torch optimizer",
         )
     _check_nothing_more(optimizer)
-    return Opened(optimizer, optimizer)
+    return UnwrappedOptimizer(optimizer, optimizer)
 
 
 def _check_nothing_more(optimizer: Any, inner: Any = None) -> None:

@@ -20,15 +20,15 @@ from intarsia.errors import UsageError
 from intarsia.live.model.module_state import equal_bytes, is_module
 from intarsia.live.model.names import modules_in, own_name
 from intarsia.live.model.wrapper_classes import Wrappers
-from intarsia.live.optimizer.classes import Opened
-from intarsia.live.optimizer.several import Together, each_of
+from intarsia.live.optimizer.classes import UnwrappedOptimizer
+from intarsia.live.optimizer.several import SeveralOptimizers, each_of
 from intarsia.live.optimizer.stepped import members_of
 
 State = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Span:
+class ShardRange:
     """The range of a parameter's elements that this rank has, and where: in `held`, `at` elements from its begin.
 
     `held` is what the optimizer steps: the parameter's own shard, or the flat one of a whole unit.
@@ -47,17 +47,17 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Unit:
+class Fsdp1Unit:
     """The parameters that FSDP1 shards together, and the group of ranks that share them."""
 
-    spans: Sequence[Span]
+    spans: Sequence[ShardRange]
     group: Any
 
 
 class WholeModel:
     """The parameters of an FSDP1 model under the names and shapes of the plain one, without memory."""
 
-    def __init__(self, units: Sequence[Unit]) -> None:
+    def __init__(self, units: Sequence[Fsdp1Unit]) -> None:
         self.params: dict[str, Any] = {
             span.name: torch.empty((), dtype=span.held.dtype, device="cpu").expand(span.shape)
             for unit in units
@@ -79,12 +79,12 @@ class WholeOptimizer:
     """The optimizer of an FSDP1 model, and the model and optimizer that stand for it."""
 
     optimizer: Any
-    units: Sequence[Unit]
+    units: Sequence[Fsdp1Unit]
     model: WholeModel
     stands: Any
 
     @staticmethod
-    def of(module: Any, own: Opened, *, state: bool) -> WholeOptimizer | None:
+    def of(module: Any, own: UnwrappedOptimizer, *, state: bool) -> WholeOptimizer | None:
         """The optimizer by whole parameters, with its state if asked for; None without FSDP1; collective."""
         if not any(Wrappers.of(each).fsdp1 for _, each in modules_in(module)):
             return None
@@ -104,15 +104,15 @@ class WholeOptimizer:
         units = list(_units(module))
         model = WholeModel(units)
         each = [_standing_for(one, units, model) for one in each_of(own.held)]
-        stands = Together(each) if len(each) > 1 else each[0]
+        stands = SeveralOptimizers(each) if len(each) > 1 else each[0]
         for unit in units if state else ():
             for name, held in _gathered(unit, own.held).items():
                 stands.state[model.params[name]] = held
         return WholeOptimizer(own.held, units, model, stands)
 
     @property
-    def opened(self) -> Opened:
-        return Opened(self.stands, self.stands)
+    def opened(self) -> UnwrappedOptimizer:
+        return UnwrappedOptimizer(self.stands, self.stands)
 
     def check(self, fresh: Mapping[Any, State], where: str) -> None:
         """Raise where parts of one flat parameter are to get unlike kinds of state; none is read yet."""
@@ -137,17 +137,17 @@ class WholeOptimizer:
         for mine, theirs in zip(self.optimizer.param_groups, self.stands.param_groups, strict=True):
             mine.update({key: x for key, x in theirs.items() if key != "params"})
 
-    def _by_held(self) -> dict[int, list[Span]]:
+    def _by_held(self) -> dict[int, list[ShardRange]]:
         """The spans of each tensor that the optimizer steps."""
         stepped = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
-        found: dict[int, list[Span]] = {}
+        found: dict[int, list[ShardRange]] = {}
         for unit in self.units:
             for span in unit.spans:
                 if id(span.held) in stepped:
                     found.setdefault(id(span.held), []).append(span)
         return found
 
-    def _cut(self, spans: Sequence[Span], where: str) -> State:
+    def _cut(self, spans: Sequence[ShardRange], where: str) -> State:
         """The state of what the optimizer steps, cut out of that of the whole parameters."""
         held, made = spans[0].held, State()
         states = [self.stands.state.get(self.model.params[s.name], {}) for s in spans]
@@ -170,7 +170,7 @@ class WholeOptimizer:
         return made
 
 
-def _standing_for(optimizer: Any, units: Sequence[Unit], model: WholeModel) -> Any:
+def _standing_for(optimizer: Any, units: Sequence[Fsdp1Unit], model: WholeModel) -> Any:
     """An optimizer of the same class with the groups of another, for whole parameters and without their state."""
     stands = object.__new__(type(optimizer))
     stands.defaults = getattr(optimizer, "defaults", {})
@@ -179,7 +179,7 @@ def _standing_for(optimizer: Any, units: Sequence[Unit], model: WholeModel) -> A
     return stands
 
 
-def _units(module: Any) -> Iterator[Unit]:
+def _units(module: Any) -> Iterator[Fsdp1Unit]:
     """Every unit of FSDP1's in a module, and each parameter that is in none."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -201,19 +201,21 @@ def _units(module: Any) -> Iterator[Unit]:
             held = named[known] if handle._use_orig_params else flat
             where = 0 if handle._use_orig_params else at
             begin, size = info.intra_param_start_idx or 0, info.numel_in_shard or 0
-            spans.append(Span(known, held, tuple(shape), where, begin, size))
+            spans.append(ShardRange(known, held, tuple(shape), where, begin, size))
         managed.add(clean(f"{start}_flat_param"))
-        yield Unit(spans, handle.process_group)
+        yield Fsdp1Unit(spans, handle.process_group)
     loose = [
-        Span(name, p, tuple(p.shape), 0, 0, p.numel())
+        ShardRange(name, p, tuple(p.shape), 0, 0, p.numel())
         for name, p in named.items()
         if name not in managed
     ]
     if loose:
-        yield Unit(loose, None)
+        yield Fsdp1Unit(loose, None)
 
 
-def _groups(optimizer: Any, units: Sequence[Unit], model: WholeModel) -> Iterator[dict[str, Any]]:
+def _groups(
+    optimizer: Any, units: Sequence[Fsdp1Unit], model: WholeModel
+) -> Iterator[dict[str, Any]]:
     names: dict[int, list[str]] = {}
     for unit in units:
         for span in unit.spans:
@@ -226,7 +228,7 @@ def _groups(optimizer: Any, units: Sequence[Unit], model: WholeModel) -> Iterato
         yield {**group, "params": found.get(number, [])}
 
 
-def _gathered(unit: Unit, optimizer: Any) -> dict[str, State]:
+def _gathered(unit: Fsdp1Unit, optimizer: Any) -> dict[str, State]:
     """The state of a unit's parameters from all ranks that share it."""
     mine = {span.name: part for span in unit.spans if (part := _part(span, optimizer)) is not None}
     parts = [mine]
@@ -241,7 +243,7 @@ def _gathered(unit: Unit, optimizer: Any) -> dict[str, State]:
     return found
 
 
-def _part(span: Span, optimizer: Any) -> tuple[int, int, State] | None:
+def _part(span: ShardRange, optimizer: Any) -> tuple[int, int, State] | None:
     """The range that this rank has of a parameter, and its state; None where it has no element."""
     if not span.size:
         return None
@@ -259,7 +261,7 @@ def _part(span: Span, optimizer: Any) -> tuple[int, int, State] | None:
     return span.start, span.size, found
 
 
-def _joined(span: Span, parts: Sequence[tuple[int, int, State]]) -> State:
+def _joined(span: ShardRange, parts: Sequence[tuple[int, int, State]]) -> State:
     """The state of a whole parameter; raise where ranks do not agree or do not make all of it."""
     if not parts:
         return {}

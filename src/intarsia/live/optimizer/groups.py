@@ -18,8 +18,8 @@ from intarsia.format.naming.spelling import members_of
 from intarsia.format.naming.wrappers import bare
 from intarsia.format.optimizer_state.parameter_groups import (
     MEMBERS,
-    Group,
-    Groups,
+    ParameterGroup,
+    ParameterGroups,
     different_fields,
     merged,
     nested,
@@ -79,14 +79,16 @@ def _check_storable(key: Any, value: Any, name: str) -> None:
         )
 
 
-def with_tensors(groups: Groups | None, manifest: Manifest) -> Groups | None:
+def with_tensors(groups: ParameterGroups | None, manifest: Manifest) -> ParameterGroups | None:
     """The groups with those settings that are tensors of the checkpoint."""
     names = [name for name in manifest.logical if name.startswith(TORCH_GROUPS)]
     if not names:
         return groups
     each, flat = list(groups.each) if groups else [], bool(groups and groups.flat)
     if flat:  # those that are alike but for such tensors were taken as one
-        each = [Group((member,), group.fields) for group in each for member in group.members]
+        each = [
+            ParameterGroup((member,), group.fields) for group in each for member in group.members
+        ]
     places = {group.members[0] if flat else str(k): k for k, group in enumerate(each)}
     table = table_for(manifest.config)
     with Checkpoint(manifest) as checkpoint:
@@ -101,18 +103,20 @@ def with_tensors(groups: Groups | None, manifest: Manifest) -> Groups | None:
             value = TensorSetting(checkpoint[name][...].clone())
             for k in map(places.__getitem__, members):
                 each[k] = replace(each[k], fields={**each[k].fields, key: value})
-    return Groups(tuple(each), flat)
+    return ParameterGroups(tuple(each), flat)
 
 
 def agreed_groups(
-    optimizer: NamedOptimizer, rows: Mapping[str, Param], groups: Groups | None
+    optimizer: NamedOptimizer, rows: Mapping[str, Param], groups: ParameterGroups | None
 ) -> list[Mapping[str, Any] | None]:
     """For each group of an optimizer the settings that all of its parameters were stored with.
 
     None where nothing was stored; raise where parameters of one group were stored with unlike settings.
     """
     stored_groups = [
-        Group(g.members, nested({k: v for k, v in g.fields.items() if k not in _NO_SETTINGS}))
+        ParameterGroup(
+            g.members, nested({k: v for k, v in g.fields.items() if k not in _NO_SETTINGS})
+        )
         for g in (groups.each if groups else ())
     ]
     each = merged(stored_groups)
@@ -144,7 +148,7 @@ def check_classes(
     stored: str | Sequence[str] | None,
     optimizer: NamedOptimizer,
     rows: Mapping[str, Param],
-    groups: Groups | None,
+    groups: ParameterGroups | None,
     where: str,
 ) -> None:
     """Raise where a parameter was stepped by another class than now; several classes are stored by group."""
@@ -180,7 +184,10 @@ def _check_fixed(agreed: Iterable[Mapping[str, Any] | None], optimizer: Any) -> 
 
 
 def _regrouped(
-    number: int, each: Sequence[Group], held: Mapping[int, Mapping[int, list[str]]], count: int
+    number: int,
+    each: Sequence[ParameterGroup],
+    held: Mapping[int, Mapping[int, list[str]]],
+    count: int,
 ) -> UsageError:
     """Both groupings, the checkpoint's and the optimizer's."""
     lines = [

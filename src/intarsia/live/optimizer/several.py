@@ -11,7 +11,7 @@ from intarsia.errors import UsageError
 from intarsia.state.names import SHARED_STATE
 
 
-class Together:
+class SeveralOptimizers:
     """Optimizers that share no parameter."""
 
     def __init__(self, each: Sequence[Any]) -> None:
@@ -78,17 +78,17 @@ class _States(MutableMapping[Any, Any]):
 
 def held_by(optimizer: Any, group: int) -> Any:
     """The optimizer that has a group: one of several, or the only one."""
-    return optimizer.of_group(group) if isinstance(optimizer, Together) else optimizer
+    return optimizer.of_group(group) if isinstance(optimizer, SeveralOptimizers) else optimizer
 
 
 def each_of(optimizer: Any) -> tuple[Any, ...]:
     """The optimizers that are seen as one."""
-    return optimizer.each if isinstance(optimizer, Together) else (optimizer,)
+    return optimizer.each if isinstance(optimizer, SeveralOptimizers) else (optimizer,)
 
 
 def check_shared(keys: Sequence[str], optimizer: Any) -> None:
     """Raise where nothing says which of several optimizers a state that is of no parameter belongs to."""
-    if keys and isinstance(optimizer, Together):
+    if keys and isinstance(optimizer, SeveralOptimizers):
         key = keys[0].removeprefix(SHARED_STATE)
         raise UsageError(
             f"`{key}` is state of one of {len(optimizer.each)} optimizers, and belongs to no"

@@ -17,7 +17,7 @@ from intarsia.errors import CoverageError, UsageError, few
 from intarsia.family import Param
 from intarsia.format.naming.wrappers import bare
 from intarsia.format.optimizer_state.optimizer_names import unnumbered_error
-from intarsia.format.optimizer_state.parameter_groups import Groups
+from intarsia.format.optimizer_state.parameter_groups import ParameterGroups
 from intarsia.layout import Layout
 from intarsia.live.model.holding import Holding, is_dtensor, is_present, memory_of
 from intarsia.live.model.names import modules_in
@@ -108,7 +108,7 @@ def state_to_fill(
     manifest: Manifest,
     entries: Mapping[str, bytes],
     part_of: PartOf,
-    groups: Groups | None,
+    groups: ParameterGroups | None,
     settings: Sequence[Mapping[str, Any]],
     *,
     strict: bool = True,
@@ -235,7 +235,7 @@ def _other_shape(kind: str, name: str, now: str) -> UsageError:
 
 
 def _check_one_order(
-    optimizer: NamedOptimizer, rows: Mapping[str, Param], groups: Groups | None, where: str
+    optimizer: NamedOptimizer, rows: Mapping[str, Param], groups: ParameterGroups | None, where: str
 ) -> None:
     """Raise where the parameters of an LBFGS are in another order: its state is of all, laid end to end."""
     stored = [list(group.members) for group in (groups.each if groups else ())]

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from intarsia.errors import UsageError
 
-Cut = tuple[DeviceMesh, tuple[bool, ...]] | None
+MeshCut = tuple[DeviceMesh, tuple[bool, ...]] | None
 """A mesh, and which of its dimensions cut a tensor; None for a plain tensor, whole on every rank."""
 
 
@@ -58,7 +58,7 @@ def parameter_groups(params: Iterable[Tensor], **options: Any) -> list[dict[str,
 
 def _norm(grads: Sequence[Tensor], p: float, device: torch.device) -> Tensor:
     """Norms of local parts, summed over exactly the dimensions that cut them."""
-    by_cut: dict[Cut, list[Tensor]] = {}
+    by_cut: dict[MeshCut, list[Tensor]] = {}
     for grad in grads:
         by_cut.setdefault(_cut(grad), []).append(_local(grad))
     largest, total = p == float("inf"), torch.zeros((), device=device)
@@ -85,7 +85,7 @@ def _over_ranks(part: Tensor, cut: tuple[DeviceMesh, tuple[bool, ...]], kind: st
     return whole
 
 
-def _cut(grad: Tensor) -> Cut:
+def _cut(grad: Tensor) -> MeshCut:
     if not isinstance(grad, DTensor):
         return None
     if any(placement.is_partial() for placement in grad.placements):

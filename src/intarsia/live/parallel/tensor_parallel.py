@@ -59,7 +59,7 @@ BEHIND = {"q_norm": "q_proj", "k_norm": "k_proj", "act_fn": "up_proj"}
 
 
 @dataclass(frozen=True)
-class Layer:
+class PlannedModule:
     """A module that the plan names."""
 
     name: str
@@ -78,7 +78,7 @@ def style_of(plan: Plan, name: str) -> str | None:
     return plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
 
 
-def layers_of(model: nn.Module, size: int) -> list[Layer]:
+def layers_of(model: nn.Module, size: int) -> list[PlannedModule]:
     """The dense layers that the model's plan cuts over `size` ranks, compared with the table.
 
     Expert modules, and what is below them, are not among them.
@@ -95,7 +95,7 @@ def layers_of(model: nn.Module, size: int) -> list[Layer]:
         style = style or _unlisted(plan, name, module) or _own_style(plan, name, module, size)
         if style is None:
             continue
-        layer = Layer(name, module, style, rotary)
+        layer = PlannedModule(name, module, style, rotary)
         _check(layer, size)
         found.append(layer)
     if not any(re.search(r"\.\d+\.", layer.name) for layer in found):
@@ -107,7 +107,7 @@ def layers_of(model: nn.Module, size: int) -> list[Layer]:
     return found
 
 
-def cut_layers(layers: list[Layer], mesh: DeviceMesh) -> None:
+def cut_layers(layers: list[PlannedModule], mesh: DeviceMesh) -> None:
     """Cut the parameters of these layers, and let their forward take and give plain tensors."""
     made: dict[nn.Parameter, nn.Parameter] = {}
     for layer in layers:
@@ -150,7 +150,7 @@ def _on_shards(forward: Callable[..., Any], style: Style, mesh: DeviceMesh) -> C
     return on_shards
 
 
-def _keep_whole(layer: Layer, mesh: DeviceMesh) -> None:
+def _keep_whole(layer: PlannedModule, mesh: DeviceMesh) -> None:
     """Layers that hold all their weights, and see a part of what these are used for."""
     module, forward, group = layer.module, layer.module.forward, mesh.get_group()
 
@@ -207,7 +207,7 @@ def _own_style(plan: Plan, name: str, module: nn.Module, size: int) -> str | Non
     return PER_HEAD
 
 
-def _check(layer: Layer, size: int) -> None:
+def _check(layer: PlannedModule, size: int) -> None:
     where = f"{layer.name} ({type(layer.module).__name__})"
     style = STYLES.get(layer.style)
     if style is None:

@@ -15,12 +15,12 @@ from weakref import ReferenceType, ref
 from intarsia.live.entries import pack, packed
 from intarsia.live.model.module_state import is_module
 from intarsia.live.model.names import config_of
-from intarsia.live.optimizer.classes import Opened, opened
+from intarsia.live.optimizer.classes import UnwrappedOptimizer, opened
 from intarsia.live.optimizer.groups import settings_in
 from intarsia.live.report import Counts
 from intarsia.live.saving.packs import Pack, packs_of
 from intarsia.live.saving.snapshot import Snapshot, snapshot
-from intarsia.live.saving.unchanged import Look, Watch
+from intarsia.live.saving.unchanged import LivingObjects, Look
 
 if TYPE_CHECKING:
     import torch
@@ -30,22 +30,22 @@ _DEVICE = attrgetter("device")
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownSnapshot:
     """A snapshot in its copy's memory, the marks of what it was of, and the place of each tensor in a look."""
 
     what: Snapshot
     marks: list[Any]
-    watch: Watch
+    watch: LivingObjects
     places: list[int]
 
     @staticmethod
-    def of(what: Snapshot, look: Look) -> Known | None:
+    def of(what: Snapshot, look: Look) -> KnownSnapshot | None:
         """None where one has tensors that the other does not: some state is kept as values, which would not be new."""
         at = {id(x): place for place, x in enumerate(look.tensors)}
         if not what.identities or at.keys() != {*what.identities}:
             return None
         places = [at[number] for number in what.identities]
-        return Known(what, look.marks, Watch(look.owners), places)
+        return KnownSnapshot(what, look.marks, LivingObjects(look.owners), places)
 
     def holds(self, look: Look) -> bool:
         """Whether what is seen is what the snapshot was of."""
@@ -60,7 +60,7 @@ class Kept:
     memory: Memory = field(default_factory=dict)
     packs: list[Pack] = field(default_factory=list)
     model: ReferenceType[Any] | None = None
-    known: Known | None = None
+    known: KnownSnapshot | None = None
 
 
 _kept = Kept()
@@ -94,7 +94,7 @@ def release() -> None:
 
 
 def _keep(what: Snapshot, model: Any, look: Look | None) -> None:
-    _kept.known = Known.of(what, look) if look is not None else None
+    _kept.known = KnownSnapshot.of(what, look) if look is not None else None
     _kept.model = ref(model, _forget) if is_module(model) else None
 
 
@@ -154,7 +154,7 @@ def _copy(to: Memory, at: Memory) -> None:
 def _with_new_values(
     what: Snapshot,
     model: Any,
-    own: Opened | None,
+    own: UnwrappedOptimizer | None,
     extra: Mapping[str, Any] | None,
     config: Mapping[str, Any] | None,
 ) -> Snapshot:

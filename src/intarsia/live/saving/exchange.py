@@ -95,7 +95,7 @@ def heard(said: Sequence[Statement], digests: Sequence[bytes]) -> list[Heard]:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class RankTask:
     """What one rank is to do with its boxes, in their order: where to write each, or not; and which
     of them have replicas that no DTensor proves, so that checksums are compared."""
 
@@ -110,7 +110,7 @@ def tasks_of(
     slots: Mapping[str, Sequence[Slot]],
     file_bytes: Sequence[int],
     files: Sequence[str],
-) -> list[Task]:
+) -> list[RankTask]:
     """The task of each rank; `files` are those that they write."""
     by_box = {name: {slot.box: slot for slot in found} for name, found in slots.items()}
     doubted = {
@@ -121,5 +121,5 @@ def tasks_of(
     for each, file, nbytes in zip(held, files, file_bytes, strict=True):
         mine = [by_box[b.name][b.box] for b in each.boxes]
         written = [slot if slot.file == file else None for slot in mine]
-        tasks.append(Task(written, [b.box in doubted[b.name] for b in each.boxes], nbytes))
+        tasks.append(RankTask(written, [b.box in doubted[b.name] for b in each.boxes], nbytes))
     return tasks

@@ -45,7 +45,7 @@ class HeldPart(HeldBox):
         return self.box.size * self.dtype.itemsize
 
 
-class Seen(NamedTuple):
+class SeenTensor(NamedTuple):
     """What a tensor was at one moment: a training may change its type and shape in place."""
 
     dtype: DType
@@ -54,14 +54,16 @@ class Seen(NamedTuple):
     placements: Any = None
 
     @staticmethod
-    def of(tensor: Any, name: str) -> Seen:
+    def of(tensor: Any, name: str) -> SeenTensor:
         kind, shape = dtype_of(tensor, name), tuple(tensor.shape)
         if not is_dtensor(tensor):
-            return Seen(kind, shape)
-        return Seen(kind, shape, tensor.device_mesh, tensor.placements)
+            return SeenTensor(kind, shape)
+        return SeenTensor(kind, shape, tensor.device_mesh, tensor.placements)
 
 
-def parts_of(seen: Mapping[str, Seen], memory: Mapping[str, torch.Tensor]) -> Iterator[HeldPart]:
+def parts_of(
+    seen: Mapping[str, SeenTensor], memory: Mapping[str, torch.Tensor]
+) -> Iterator[HeldPart]:
     """The boxes that this process holds of each tensor; of an empty tensor, the empty box.
 
     `memory` is what it holds of each, or a copy of that.
@@ -96,7 +98,7 @@ class _Places:
             self._ranks[id(mesh)] = tuple(mesh.mesh.flatten().tolist())
         return self._ranks[id(mesh)]
 
-    def boxes(self, tensor: Seen) -> list[tuple[Box, Box]]:
+    def boxes(self, tensor: SeenTensor) -> list[tuple[Box, Box]]:
         """Where each box lies in this process's memory, and in the whole tensor."""
         mesh = tensor.device_mesh
         key = tensor.shape, id(mesh), tensor.placements
@@ -107,7 +109,7 @@ class _Places:
         return self._boxes[key]
 
 
-def _check_count(name: str, tensor: Seen, count: int, held: int) -> None:
+def _check_count(name: str, tensor: SeenTensor, count: int, held: int) -> None:
     if count != held:
         raise LayoutError(
             f"`{name}` is {distributed(tensor)}, which gives this rank {count:,} elements; it holds {held:,}",

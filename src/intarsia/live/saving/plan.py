@@ -11,7 +11,7 @@ from intarsia.format.base import Arrangement
 from intarsia.format.registry import live_format
 from intarsia.live.entries import extra_entries, shared_entries
 from intarsia.live.optimizer.agreement import agreed_entries
-from intarsia.live.saving.exchange import Heard, Task, tasks_of
+from intarsia.live.saving.exchange import Heard, RankTask, tasks_of
 from intarsia.live.saving.replicas import holders_of, kind_of, ranks_of
 from intarsia.mesh import Shape
 
@@ -31,7 +31,7 @@ class SavePlan:
 
     arrangement: Arrangement
     outline: Outline
-    tasks: list[Task]
+    tasks: list[RankTask]
 
     @staticmethod
     def of(held: Sequence[Heard]) -> SavePlan:

@@ -14,7 +14,7 @@ from intarsia.live.entries import pack, packed
 from intarsia.live.megatron import rows as megatron_rows
 from intarsia.live.megatron.model import is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import hub_config
-from intarsia.live.model.contents import Contents
+from intarsia.live.model.contents import ModelContents
 from intarsia.live.model.holding import memories_of
 from intarsia.live.model.names import config_of, model_in
 from intarsia.live.optimizer.agreement import WITHOUT
@@ -23,7 +23,7 @@ from intarsia.live.optimizer.groups import settings_of
 from intarsia.live.optimizer.named import NamedOptimizer
 from intarsia.live.optimizer.state_to_save import never_stepped, states, values
 from intarsia.live.report import Counts
-from intarsia.live.saving.parts import HeldPart, Seen, parts_of
+from intarsia.live.saving.parts import HeldPart, SeenTensor, parts_of
 from intarsia.live.values import packed_with
 
 
@@ -64,7 +64,7 @@ def snapshot(
             lambda memory: (replace(p, memory=memory[key]) for key, p in parts.items()),
             {}, given, hub_config(config), Counts(len(parts)),
         )  # fmt: skip
-    contents = Contents.of(model)
+    contents = ModelContents.of(model)
     tensors = dict(contents.tensors)
     if not tensors:
         raise UsageError(
@@ -95,7 +95,7 @@ def snapshot(
                 entries[name] = pack(value, name)
         held = (x for key, x in own.held.state.items() if not isinstance(key, str))
         counts = Counts.of(counts.tensors, held, own.settings.param_groups)
-    seen = {name: Seen.of(tensor, name) for name, tensor in tensors.items()}
+    seen = {name: SeenTensor.of(tensor, name) for name, tensor in tensors.items()}
     cut = partial(parts_of, seen)
     lent = config or config_of(model_in(model))
     identities = tuple(map(id, tensors.values()))

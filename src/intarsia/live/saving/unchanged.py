@@ -19,7 +19,7 @@ import torch
 from torch.nn import Module
 
 from intarsia.live.model.wrapper_classes import is_pefts
-from intarsia.live.optimizer.classes import Opened
+from intarsia.live.optimizer.classes import UnwrappedOptimizer
 from intarsia.live.optimizer.several import each_of
 
 _OWN = ("state_dict", "_save_to_state_dict", "get_extra_state", "named_modules")
@@ -42,7 +42,7 @@ class Look:
     owners: list[Any] = field(default_factory=list)
 
     @staticmethod
-    def at(model: Any, own: Opened | None) -> Look | None:
+    def at(model: Any, own: UnwrappedOptimizer | None) -> Look | None:
         """A look at a module and its optimizer; None where it would not see all that these hold."""
         found = Look()
         seen = found._see_modules(model) and found._see_optimizers(own) and found._see_tensors()
@@ -84,7 +84,7 @@ class Look:
             marks.append(len(tensors))
         return all(map(_hands_out_what_it_holds, classes))
 
-    def _see_optimizers(self, own: Opened | None) -> bool:
+    def _see_optimizers(self, own: UnwrappedOptimizer | None) -> bool:
         if own is None:
             return True
         marks, tensors = self.marks, self.tensors
@@ -123,7 +123,7 @@ class Look:
         return True
 
 
-class Watch:
+class LivingObjects:
     """Objects of which it is known that none is gone, so that no other has come to have its identity.
 
     Not for tensors: torch does not swap one that has a weak reference, so that `to()` of a module of DTensors

@@ -23,7 +23,7 @@ from intarsia.format.folder.side_files import DIGESTS
 from intarsia.live.loading.fill import as_bytes
 from intarsia.live.report import Saved
 from intarsia.live.saving.digests import SaveDigests, Sums
-from intarsia.live.saving.exchange import Statement, Task, heard
+from intarsia.live.saving.exchange import RankTask, Statement, heard
 from intarsia.live.saving.latest import name_last
 from intarsia.live.saving.parts import HeldPart
 from intarsia.live.saving.plan import SavePlan
@@ -140,7 +140,7 @@ class _Writer:
     digests: SaveDigests | None
 
     def write(
-        self, what: Snapshot, task: Task, workers: int, progress: Progress | None
+        self, what: Snapshot, task: RankTask, workers: int, progress: Progress | None
     ) -> tuple[dict[Key, int], Sums]:
         """Write what is this rank's to write: checksums of boxes whose replicas are to be compared, sums."""
         todo = [*zip(what.parts, task.slots, task.unproven, strict=True)]

@@ -35,9 +35,9 @@ from intarsia.live.transformer_engine.grouped import (
     plain_memory,
     regrouped,
 )
-from intarsia.live.transformer_engine.rules import Cut, cuts_of, is_gemm
+from intarsia.live.transformer_engine.rules import TensorParallelCut, cuts_of, is_gemm
 
-Wanted = tuple[nn.Module, str, Cut]
+Wanted = tuple[nn.Module, str, TensorParallelCut]
 
 
 def set_device_mesh(
@@ -98,7 +98,9 @@ def _check_same(name: str, owner: nn.Module, word: str, mesh: DeviceMesh | None)
     return True
 
 
-def _check_group(name: str, owner: nn.Module, cuts: Mapping[str, Cut], mesh: DeviceMesh) -> None:
+def _check_group(
+    name: str, owner: nn.Module, cuts: Mapping[str, TensorParallelCut], mesh: DeviceMesh
+) -> None:
     """A module that is cut knows its number of ranks, and their group once it is set."""
     if all(cut.axis is None for cut in cuts.values()):
         return
@@ -116,7 +118,9 @@ def _check_group(name: str, owner: nn.Module, cuts: Mapping[str, Cut], mesh: Dev
         raise UsageError(f"`{name}` has the tensor-parallel ranks {held}, tp_mesh has {given}")
 
 
-def _check_plain(name: str, owner: nn.Module, cuts: Mapping[str, Cut], mesh: DeviceMesh) -> None:
+def _check_plain(
+    name: str, owner: nn.Module, cuts: Mapping[str, TensorParallelCut], mesh: DeviceMesh
+) -> None:
     for param in cuts:
         held = owner._parameters[param]
         if isinstance(held, DTensor):
@@ -140,7 +144,7 @@ def _check_plain(name: str, owner: nn.Module, cuts: Mapping[str, Cut], mesh: Dev
 
 def _convert(wanted: list[Wanted], mesh: DeviceMesh) -> None:
     """All or nothing: every parameter is made before the first is put in its place."""
-    made: dict[int, tuple[Cut, nn.Parameter]] = {}
+    made: dict[int, tuple[TensorParallelCut, nn.Parameter]] = {}
     for owner, name, cut in wanted:
         param = owner._parameters[name]
         assert param is not None
@@ -151,7 +155,7 @@ def _convert(wanted: list[Wanted], mesh: DeviceMesh) -> None:
         owner._parameters[name] = made[id(owner._parameters[name])][1]
 
 
-def _as_dtensor(param: nn.Parameter, cut: Cut, mesh: DeviceMesh) -> nn.Parameter:
+def _as_dtensor(param: nn.Parameter, cut: TensorParallelCut, mesh: DeviceMesh) -> nn.Parameter:
     shape = list(param.shape)
     if cut.axis is not None:
         shape[cut.axis] *= mesh.size()
@@ -168,7 +172,7 @@ def _as_dtensor(param: nn.Parameter, cut: Cut, mesh: DeviceMesh) -> nn.Parameter
     return made
 
 
-def placement_of(cut: Cut) -> Placement:
+def placement_of(cut: TensorParallelCut) -> Placement:
     """torch's placement of a cut on the tensor-parallel axis."""
     if cut.axis is None:
         return Replicate()

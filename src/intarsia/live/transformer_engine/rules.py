@@ -26,20 +26,20 @@ COLUMN, ROW = "column", "row"
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class TensorParallelCut:
     """Tensor parallelism cuts `axis`, inside each of `blocks` equal blocks; None is not cut."""
 
     axis: int | None = None
     blocks: int = 1
 
 
-WHOLE = Cut()
-Cuts = dict[str, Cut]
+WHOLE = TensorParallelCut()
+Cuts = dict[str, TensorParallelCut]
 
 
 def cuts_of(
     module: nn.Module, blocks: Mapping[str, int]
-) -> list[tuple[str, nn.Module, dict[str, Cut]]]:
+) -> list[tuple[str, nn.Module, dict[str, TensorParallelCut]]]:
     """Every TransformerEngine module in `module` with its name and the cuts of its parameters.
 
     Empty tensors are left out: they stand for a bias that is switched off.
@@ -85,7 +85,7 @@ def _cuts(name: str, module: nn.Module, blocks: int) -> Cuts:
     if _is_norm(module):
         return dict.fromkeys(held, WHOLE)
     if [*held] == ["softmax_offset"]:  # one number for each head
-        return {"softmax_offset": Cut(0)}
+        return {"softmax_offset": TensorParallelCut(0)}
     if any(c.__module__.partition(".")[0] == "transformer_engine" for c in type(module).__mro__):
         raise UsageError(
             f"`{name}` is a {type(module).__name__}, and no rule says how tensor parallelism cuts"
@@ -95,7 +95,9 @@ def _cuts(name: str, module: nn.Module, blocks: int) -> Cuts:
     return {}
 
 
-def _linear(name: str, module: nn.Module, param: str, tensor: Tensor, blocks: int) -> Cut:
+def _linear(
+    name: str, module: nn.Module, param: str, tensor: Tensor, blocks: int
+) -> TensorParallelCut:
     gemms = getattr(module, "num_gemms", None)
     if param.startswith("layer_norm_"):
         return WHOLE
@@ -114,7 +116,7 @@ def _linear(name: str, module: nn.Module, param: str, tensor: Tensor, blocks: in
     if axis is None:
         return WHOLE
     in_blocks = blocks if axis == 0 else 1  # rows are fused, columns never
-    return _checked(name, param, tensor, Cut(axis + stacked, in_blocks))
+    return _checked(name, param, tensor, TensorParallelCut(axis + stacked, in_blocks))
 
 
 def _mode(name: str, module: nn.Module) -> str:
@@ -127,8 +129,13 @@ def _mode(name: str, module: nn.Module) -> str:
 def _mlp(name: str, module: nn.Module, held: Mapping[str, Tensor]) -> Cuts:
     if not getattr(module, "set_parallel_mode", False):
         return dict.fromkeys(held, WHOLE)
-    first = Cut(0, 2 if _is_gated(name, module, held) else 1)
-    rules = {"fc1_weight": first, "fc1_bias": first, "fc2_weight": Cut(1), "fc2_bias": WHOLE}
+    first = TensorParallelCut(0, 2 if _is_gated(name, module, held) else 1)
+    rules = {
+        "fc1_weight": first,
+        "fc1_bias": first,
+        "fc2_weight": TensorParallelCut(1),
+        "fc2_bias": WHOLE,
+    }
     cuts = {}
     for param, tensor in held.items():
         if param not in rules and not param.startswith("layer_norm_"):
@@ -150,7 +157,7 @@ def _is_gated(name: str, module: nn.Module, held: Mapping[str, Tensor]) -> bool:
     return gated
 
 
-def _checked(name: str, param: str, tensor: Tensor, cut: Cut) -> Cut:
+def _checked(name: str, param: str, tensor: Tensor, cut: TensorParallelCut) -> TensorParallelCut:
     if cut.axis is not None and tensor.shape[cut.axis] % cut.blocks:
         raise LayoutError(
             f"`{name}.{param}` {list(tensor.shape)} has {tensor.shape[cut.axis]} rows on a rank,"

@@ -32,7 +32,7 @@ class _Kind:
     __slots__ = ()
 
 
-class Alike:
+class ProvenTargets:
     """The proven targets of one manifest, found by those that differ from them by name alone."""
 
     def __init__(self, src: Manifest, links: Links, templates: Templates) -> None:

@@ -13,10 +13,10 @@ import numpy as np
 from intarsia.errors import CoverageError, UnsupportedError
 from intarsia.layout import Layout
 from intarsia.mesh import Box
-from intarsia.planning.chunks import Chunks, Numbers, Places, places_of
+from intarsia.planning.chunks import Chunks, FileRanges, Numbers, places_of
 from intarsia.planning.copy import Copy, sources_of
 from intarsia.planning.manifest import Manifest, Stored, Target
-from intarsia.planning.proof.alike import Alike
+from intarsia.planning.proof.alike import ProvenTargets
 from intarsia.planning.proof.links import Gap, Links, is_whole
 from intarsia.planning.proof.template import Template, Templates
 from intarsia.planning.whole_tensor import WholeTensor
@@ -160,7 +160,9 @@ class AlikeTensors:
         held = self._held[member]
         return (self.first.src.stored[held.name],) if isinstance(held, WholeTensor) else held
 
-    def places(self, members: Sequence[int] | Numbers, wanted: Sequence[tuple[int, int]]) -> Places:
+    def places(
+        self, members: Sequence[int] | Numbers, wanted: Sequence[tuple[int, int]]
+    ) -> FileRanges:
         """Where chunks are, by the numbers of their sources and their own; a row for each member."""
         if self._columns is not None:
             (names, *lying), firsts = self._columns
@@ -169,10 +171,10 @@ class AlikeTensors:
             each = [(int(member), k, n) for member in members for k, n in wanted]
             names, *lying = places_of([[self.sources(m)[k].chunks[n] for m, k, n in each]])
             at = np.arange(len(each)).reshape(len(members), len(wanted))
-        return Places(names, *[column[at] for column in lying])
+        return FileRanges(names, *[column[at] for column in lying])
 
 
-def _columns_of(held: Sequence[HoldingTensors]) -> tuple[Places, Numbers] | None:
+def _columns_of(held: Sequence[HoldingTensors]) -> tuple[FileRanges, Numbers] | None:
     """Where tensors lie that have one chunk each, or that are in the same columns, and the numbers of their first chunks."""
     whole = [x for x in held if isinstance(x, WholeTensor)]
     if whole:
@@ -199,7 +201,7 @@ class Prover:
         self.src = src
         self.templates = Templates()
         self.links = Links(src, self.templates)
-        self._alike = Alike(src, self.links, self.templates)
+        self._alike = ProvenTargets(src, self.links, self.templates)
         self._proven: dict[str, Proven] = {}
 
     def prove(self, target: Target) -> Proven:

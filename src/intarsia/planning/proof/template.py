@@ -24,7 +24,7 @@ Recipe = tuple[tuple[int, int, Piece], ...]
 """For each copy the number of its source, that of the source's chunk, and the piece."""
 
 
-class Kind:
+class TemplateKind:
     """What templates share that differ by the first place of the source that they read alone.
 
     So do the experts of a layer that are one tensor.  `in_turn` are the copies into the whole that may move
@@ -45,7 +45,9 @@ class Template:
 
     __slots__ = ("_held_of", "_in_order", "_kept", "_recipes", "in_turn", "kind", "start")
 
-    def __init__(self, kept: list[Hashable], held_of: HeldOf, kind: Kind, start: int) -> None:
+    def __init__(
+        self, kept: list[Hashable], held_of: HeldOf, kind: TemplateKind, start: int
+    ) -> None:
         self.kind = kind
         self.start = start
         self._recipes: dict[Hashable, Recipe] = {}
@@ -113,7 +115,7 @@ class Templates:
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Template] = {}
-        self._kinds: dict[Hashable, Kind] = {}
+        self._kinds: dict[Hashable, TemplateKind] = {}
         self._boxes: dict[tuple[Box, ...], tuple[Box, ...]] = {}
         self._by_id: dict[Hashable, tuple[tuple[Box, ...], tuple[Box, ...]]] = {}
         self._held: dict[int, tuple[Stored, Mapping[str, Sequence[Piece]]]] = {}
@@ -133,7 +135,7 @@ class Templates:
         found = self._known.get(key)
         if found is None:
             common, start = self._kind(key, layout, sources)
-            kind = self._kinds.setdefault(common, Kind())
+            kind = self._kinds.setdefault(common, TemplateKind())
             found = self._known[key] = Template(self._kept, self.held_of, kind, start)
         return found
 

@@ -25,7 +25,7 @@ from intarsia.frozen import frozen
 from intarsia.kernel.library import has_kernel
 from intarsia.kernel.summing import sum_memory
 from intarsia.layout import Layout, Piece
-from intarsia.planning.coalesce import Ints, Runs, runs_of
+from intarsia.planning.coalesce import Ints, SourceRuns, runs_of
 from intarsia.run.sums.checksum import crc32, fold, full, remainder, shift
 from intarsia.run.sums.pages import PAGE, PAGE_BYTES, Words, keys_of, sum_rows
 
@@ -259,7 +259,7 @@ def _sum_strided(piece: Piece, buffer: Bytes, itemsize: int, whole_bytes: int) -
     return Sum(_sum_rows(rows, runs.starts), crc, piece.size * itemsize)
 
 
-def _in_rows(runs: Runs, at: int, buffer: Bytes, itemsize: int) -> Bytes:
+def _in_rows(runs: SourceRuns, at: int, buffer: Bytes, itemsize: int) -> Bytes:
     """The bytes of each run in a row of its own, with zeros between elements that are not neighbours."""
     loops = (*runs.outer, *runs.inner)
     bits = np.dtype(f"V{itemsize}")

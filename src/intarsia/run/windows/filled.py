@@ -9,7 +9,7 @@ from intarsia.frozen import frozen
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Target
 from intarsia.run.room import Bytes
-from intarsia.run.windows.slots import Cut
+from intarsia.run.windows.slots import CutWindow
 from intarsia.value.bits import bits_dtype
 
 
@@ -19,12 +19,12 @@ class Filled:
 
     target: Target
     window: Box
-    cut: Cut
+    cut: CutWindow
     whole: Bytes
     boxes: Sequence[Bytes]
 
 
-def cut_boxes(dtype: DType, window: Box, cut: Cut, whole: Bytes, room: Bytes) -> list[Bytes]:
+def cut_boxes(dtype: DType, window: Box, cut: CutWindow, whole: Bytes, room: Bytes) -> list[Bytes]:
     """A window that is filled, cut into the boxes of slots; `room` has as many bytes.
 
     A box that is consecutive bytes of its window stays where it is, one that is not is copied.

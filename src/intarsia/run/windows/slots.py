@@ -32,7 +32,7 @@ class BoxInWindow:
 
 
 @frozen
-class Cut:
+class CutWindow:
     """A window, cut into the boxes of slots; `finishes` says whether each is all of its slot."""
 
     boxes: tuple[BoxInWindow, ...]
@@ -53,9 +53,9 @@ class Pattern:
         ordered = [boxes[k] for k in self._order]
         starts = [sum(box.offsets[:1]) for box in ordered]
         self._rows = Ranges(starts, map(add, starts, (sum(box.shape[:1]) for box in ordered)))
-        self._cuts: dict[Box, Cut] = {}
+        self._cuts: dict[Box, CutWindow] = {}
 
-    def cut(self, window: Box) -> Cut:
+    def cut(self, window: Box) -> CutWindow:
         """The boxes of the slots that hold some of a window, in the order of the slots."""
         found = self._cuts.get(window)
         if found is None:
@@ -64,7 +64,7 @@ class Pattern:
                 self._cuts[window] = found
         return found
 
-    def _cut(self, window: Box) -> Cut:
+    def _cut(self, window: Box) -> CutWindow:
         numbers = self._order
         if window.offsets:
             start, stop = window.offsets[0], window.offsets[0] + window.shape[0]
@@ -78,7 +78,7 @@ class Pattern:
             start, first = flat_start(box, window), flat_start(box, slot)
             whole = box.size == slot.size
             found.append(BoxInWindow(number, box, start, first, _index(box, window), whole))
-        return Cut(tuple(found), all(each.whole for each in found))
+        return CutWindow(tuple(found), all(each.whole for each in found))
 
 
 def _index(box: Box, window: Box) -> tuple[slice, ...] | None:

@@ -24,7 +24,7 @@ from intarsia.mesh import Box
 from intarsia.planning.copy import box_copy, layout_of_box
 from intarsia.planning.proof import Proven
 from intarsia.run.sums.checksum import full
-from intarsia.run.windows.slots import Cut, Pattern, Slots
+from intarsia.run.windows.slots import CutWindow, Pattern, Slots
 from intarsia.value import Change
 
 LEAST_BYTES = 8 << 10
@@ -37,7 +37,7 @@ MOST_KEPT = 1 << 12
 """Plans that are kept; those of more kinds of windows are worked out again."""
 
 
-class Place(NamedTuple):
+class StripPlace(NamedTuple):
     """What a file holds of a window: `width` bytes from `start` on, and as many from each of `rows` places that are
     `stride` apart.  In the file they follow each other from byte `at` on, counted from where the chunk or the slot
     with this `number` begins."""
@@ -79,7 +79,7 @@ class StripPlan:
     """
 
     chunks: Sequence[tuple[int, int]]
-    cut: Cut
+    cut: CutWindow
     strips: Strips
     sides: Sides
     tensors: Sequence[tuple[int, int]]
@@ -172,7 +172,7 @@ def _plan(
 
 
 def _around(
-    cut: Cut, wrappings: Sequence[Wrapping | None]
+    cut: CutWindow, wrappings: Sequence[Wrapping | None]
 ) -> list[tuple[Wrapping | None, list[int]]]:
     """The numbers of boxes around which something is written, by what is wrapped around their slots."""
     found: dict[int, tuple[Wrapping | None, list[int]]] = {}
@@ -190,11 +190,11 @@ def _within(window: Box, box: Box) -> Piece:
     return piece.flip()
 
 
-def _place(piece: Piece, number: int, first: int, size: int) -> Place | None:
+def _place(piece: Piece, number: int, first: int, size: int) -> StripPlace | None:
     """What a piece takes from a chunk or a slot, from its element `first` on, to a window."""
     at, to = (first + piece.at) * size, piece.to * size
     if count := piece.run:
-        return Place(number, at, to, 1, count * size, count * size)
+        return StripPlace(number, at, to, 1, count * size, count * size)
     if len(piece.loops) != 2:
         return None
     rows, inner = piece.loops
@@ -202,10 +202,10 @@ def _place(piece: Piece, number: int, first: int, size: int) -> Place | None:
     in_rows = inner.at == inner.to == 1 and rows.at == inner.n
     if not in_rows or not to % stride + width <= stride <= BLOCK_BYTES:
         return None
-    return Place(number, at, to, rows.n, stride, width)
+    return StripPlace(number, at, to, rows.n, stride, width)
 
 
-def _all(places: Sequence[Place | None]) -> list[Place]:
+def _all(places: Sequence[StripPlace | None]) -> list[StripPlace]:
     """Places, or none at all where there is not one for each."""
     found = [place for place in places if place is not None]
     return found if len(found) == len(places) else []
@@ -217,7 +217,7 @@ _Strip = tuple[str, int, int, int, list[_Side], list[_Side]]
 
 
 def _cut(
-    pieces: Sequence[Piece], size: int, sources: Sequence[Place], targets: Sequence[Place]
+    pieces: Sequence[Piece], size: int, sources: Sequence[StripPlace], targets: Sequence[StripPlace]
 ) -> list[_Strip] | None:
     """The strips of a window, which is cut wherever a place or a piece of its layout begins or ends."""
     edges = {place.first for place in (*sources, *targets)}
@@ -256,11 +256,11 @@ def _is_whole(sides: Sequence[_Side], row_bytes: int) -> bool:
 class _Near:
     """Places that are asked for by bytes of the window, in their order."""
 
-    def __init__(self, places: Iterable[Place]) -> None:
+    def __init__(self, places: Iterable[StripPlace]) -> None:
         self._rest = sorted(places, key=lambda place: -place.first)
-        self._held: list[Place] = []
+        self._held: list[StripPlace] = []
 
-    def at(self, start: int) -> list[Place]:
+    def at(self, start: int) -> list[StripPlace]:
         """The places whose rows hold byte `start`."""
         self._held = [place for place in self._held if place.end > start]
         while self._rest and self._rest[-1].first <= start:

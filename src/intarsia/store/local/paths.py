@@ -8,14 +8,14 @@ import stat
 from pathlib import Path, PurePath
 
 from intarsia.errors import UsageError
-from intarsia.store.base import Entry, Kind
+from intarsia.store.base import DirectoryEntry, EntryKind
 from intarsia.store.stamp import Stamp
 from intarsia.store.system_errors import unreadable
 
-_KINDS: dict[int, Kind] = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
+_KINDS: dict[int, EntryKind] = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
 
 
-def entry_at(path: PurePath, *, follow: bool = True) -> Entry | None:
+def entry_at(path: PurePath, *, follow: bool = True) -> DirectoryEntry | None:
     """What is there, at the end of its links if they are followed; None where nothing is."""
     try:
         found = os.stat(path, follow_symlinks=follow)
@@ -26,7 +26,7 @@ def entry_at(path: PurePath, *, follow: bool = True) -> Entry | None:
             return None
         raise
     kind = _KINDS.get(stat.S_IFMT(found.st_mode), "other")
-    return Entry(kind, Stamp.from_stat(found), (found.st_dev, found.st_ino))
+    return DirectoryEntry(kind, Stamp.from_stat(found), (found.st_dev, found.st_ino))
 
 
 def expanded(path: PurePath) -> Path:

@@ -13,7 +13,7 @@ from pathlib import PurePath
 from intarsia.errors import ChangedError, FormatError
 from intarsia.kernel.library import has_kernel
 from intarsia.kernel.reading import read_runs
-from intarsia.store.base import NEAR_BYTES, Opened, Range, Reader
+from intarsia.store.base import NEAR_BYTES, OpenFiles, Range, Reader
 from intarsia.store.local.descriptors import Descriptors
 from intarsia.store.local.vectors import VECTORS, drop_first
 from intarsia.store.stamp import Stamp
@@ -63,12 +63,12 @@ class LocalReader(Reader):
             return Stamp.from_stat(os.fstat(fd))
 
     @contextmanager
-    def opened_together(self, files: Sequence[str]) -> Iterator[Opened | None]:
+    def opened_together(self, files: Sequence[str]) -> Iterator[OpenFiles | None]:
         with self._files.use_all(files) as found:
             if found is None:
                 yield None
             else:
-                yield Opened(found, lambda fd: Stamp.from_stat(os.fstat(fd)))
+                yield OpenFiles(found, lambda fd: Stamp.from_stat(os.fstat(fd)))
 
     def prefetch(self, file: str, start_bytes: int, length_bytes: int) -> None:
         """Have the disk bring these bytes, and some that follow."""

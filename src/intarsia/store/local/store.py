@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, ClassVar
 
-from intarsia.store.base import Entry, Store
+from intarsia.store.base import DirectoryEntry, Store
 from intarsia.store.local.paths import entry_at
 from intarsia.store.local.reader import LocalReader
 from intarsia.store.local.swap import remove, sync_path
@@ -22,7 +22,7 @@ class LocalStore(Store):
 
     shared: ClassVar[bool] = True
 
-    def look(self, path: PurePath) -> Entry | None:
+    def look(self, path: PurePath) -> DirectoryEntry | None:
         return entry_at(path)
 
     def names(self, folder: PurePath) -> list[str]:

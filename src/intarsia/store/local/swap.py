@@ -9,7 +9,7 @@ from pathlib import Path
 
 from intarsia.store.reading.lookup import exists, is_folder, is_link
 from intarsia.store.system_errors import errors_naming
-from intarsia.store.writing.old_contents import Contents, changed_meanwhile
+from intarsia.store.writing.old_contents import OldContents, changed_meanwhile
 
 _HERE, _EXCHANGE = -100, 2
 _IN_THE_WAY = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
@@ -17,7 +17,7 @@ _NOT_TO_BE_HAD = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 """What a kernel or a file system says that cannot exchange two names."""
 
 
-def put_in_place(folder: Path, destination: Path, old: Contents | None) -> None:
+def put_in_place(folder: Path, destination: Path, old: OldContents | None) -> None:
     """Make `folder` the destination; what was there, and is the `old` to be replaced, is at `folder` then.
 
     Without `old` a rename replaces nothing, or an empty folder.  The two change places in one
@@ -31,11 +31,11 @@ def put_in_place(folder: Path, destination: Path, old: Contents | None) -> None:
                 raise changed_meanwhile(destination, ["it was not there"]) from error
             raise
         return
-    if changes := old.changes(Contents.of(destination)):
+    if changes := old.changes(OldContents.of(destination)):
         raise changed_meanwhile(destination, changes)
     if not _exchange(folder, destination):
         _change_places(folder, destination)
-    if changes := old.changes(Contents.of(folder)):
+    if changes := old.changes(OldContents.of(folder)):
         if not _exchange(folder, destination):
             _change_places(folder, destination)
         raise changed_meanwhile(destination, changes)
@@ -76,7 +76,7 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def remove_contents(path: Path, old: Contents) -> None:
+def remove_contents(path: Path, old: OldContents) -> None:
     """Remove what lay at a path, and nothing that came to it since."""
     for name in old.files:
         (path / name).unlink(missing_ok=True)

@@ -28,7 +28,7 @@ from intarsia.store.local.written_files import WrittenFiles
 from intarsia.store.reading.lookup import everything_in, is_folder, is_link
 from intarsia.store.system_errors import errors_naming
 from intarsia.store.writing.hidden_names import LOCK, beside
-from intarsia.store.writing.old_contents import Contents
+from intarsia.store.writing.old_contents import OldContents
 
 _STAYS = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 """What a system says of a folder that is not there, not empty, or none."""
@@ -68,7 +68,7 @@ class LocalTransaction(Transaction):
     def check_replaceable(self) -> None:
         check_owners(self.destination)
 
-    def check_unchanged(self, old: Contents | None) -> None:
+    def check_unchanged(self, old: OldContents | None) -> None:
         """Nothing: whoever puts the folder in place looks at the moment of it."""
 
     def check_left(self) -> None:
@@ -172,14 +172,14 @@ class LocalTransaction(Transaction):
         for folder in {p.parent for p in everything_in(self.folder)} | {self.folder}:
             sync_path(folder)
 
-    def commit(self, old: Contents | None) -> None:
+    def commit(self, old: OldContents | None) -> None:
         self._sync_names()
         put_in_place(self.folder, self.destination, old)
 
     def settle_down(self) -> None:
         sync_path(self.destination.parent)
 
-    def clear_up(self, old: Contents | None) -> None:
+    def clear_up(self, old: OldContents | None) -> None:
         if old is None:
             remove(self.folder)
         else:

@@ -29,7 +29,7 @@ class Addresses(dict[bytes, int]):
         return address
 
 
-class Side(NamedTuple):
+class RunSide(NamedTuple):
     """One side of runs, in columns: rows of run k begin `steps[k]` bytes apart, the first at byte `at[k]` of the file
     with the number `files[k]` among `names`, or at that address in memory where that is `NO_FILE`."""
 
@@ -38,7 +38,7 @@ class Side(NamedTuple):
     at: Numbers
     steps: Numbers
 
-    def part(self, start: int, stop: int) -> Side:
+    def part(self, start: int, stop: int) -> RunSide:
         """The same of some of the runs, with their files alone."""
         files = self.files[start:stop]
         used = np.flatnonzero(np.bincount(files - NO_FILE)) + NO_FILE
@@ -47,29 +47,29 @@ class Side(NamedTuple):
         numbers = np.full(len(self.names) + 1, NO_FILE)
         numbers[used] = np.arange(len(used))
         names = [self.names[number] for number in used.tolist()]
-        return Side(names, numbers[files], self.at[start:stop], self.steps[start:stop])
+        return RunSide(names, numbers[files], self.at[start:stop], self.steps[start:stop])
 
 
 @dataclass
-class Places:
-    """One side of runs while they are put together: as the columns of a `Side`."""
+class RunSideColumns:
+    """One side of runs while they are put together: as the columns of a `RunSide`."""
 
     names: FileNumbers = field(default_factory=lambda: FileNumbers())
     files: list[int] = field(default_factory=list)
     at: list[int] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
 
-    def side(self) -> Side:
+    def side(self) -> RunSide:
         columns = (np.array(x, np.int64) for x in (self.files, self.at, self.steps))
-        return Side([*self.names], *columns)
+        return RunSide([*self.names], *columns)
 
 
 @dataclass
-class Runs:
+class RunPairs:
     """Runs of two sides that should be equal: `rows[k]` rows of `row_bytes[k]` bytes."""
 
-    left: Places = field(default_factory=Places)
-    right: Places = field(default_factory=Places)
+    left: RunSideColumns = field(default_factory=RunSideColumns)
+    right: RunSideColumns = field(default_factory=RunSideColumns)
     rows: list[int] = field(default_factory=list)
     row_bytes: list[int] = field(default_factory=list)
 
@@ -78,7 +78,7 @@ class Runs:
 
 
 def equal_runs(
-    left: Folder, right: Folder, a: Side, b: Side, rows: Numbers, row_bytes: Numbers
+    left: Folder, right: Folder, a: RunSide, b: RunSide, rows: Numbers, row_bytes: Numbers
 ) -> int:
     """How many runs of `rows[k]` rows of `row_bytes[k]` bytes, from the first on, are known to be equal: all, or none
     from the first on that differs or ends early; raise where a disk fails."""
@@ -99,13 +99,13 @@ def equal_runs(
     return equal
 
 
-def _opened(side: Side, descriptors: Sequence[int]) -> comparing.Side:
+def _opened(side: RunSide, descriptors: Sequence[int]) -> comparing.OpenSide:
     """A side with the descriptors of its files."""
-    return comparing.Side(
+    return comparing.OpenSide(
         np.array([*descriptors, NO_FILE], np.int64)[side.files], side.at, side.steps
     )
 
 
-def _in_files(side: comparing.Side, count_bytes: Numbers) -> int:
+def _in_files(side: comparing.OpenSide, count_bytes: Numbers) -> int:
     """How many bytes of the first runs are in files."""
     return int(count_bytes[side.files[: len(count_bytes)] != NO_FILE].sum())

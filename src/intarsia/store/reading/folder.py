@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from intarsia.errors import ChangedError, FormatError, IntarsiaError, UsageError
 from intarsia.kernel.library import has_kernel
-from intarsia.kernel.summing import Runs, Sums, sum_file
+from intarsia.kernel.summing import FileRuns, Sums, sum_file
 from intarsia.quantity import human
 from intarsia.store.address import named
 from intarsia.store.base import Range
@@ -125,7 +125,7 @@ class Folder:
                 raise changed(self.root / file, then, now)
         self._read_bytes += sum([len(view) for _, view in wanted])
 
-    def sums(self, file: str, runs: Runs) -> Sums | None:
+    def sums(self, file: str, runs: FileRuns) -> Sums | None:
         """Both sums of runs of a file that nobody keeps; None where they are to be read to be summed."""
         with self._for_kernel(file, zip(runs.at, runs.lengths, strict=True)) as fd:
             return None if fd is None else sum_file(fd, runs)

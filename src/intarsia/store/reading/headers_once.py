@@ -17,7 +17,7 @@ from intarsia.store.stamp import Stamp
 MOST_BYTES = 64 << 20
 """How much is kept, and how much is kept apart; what is more is read and taken apart again."""
 
-FileRange = tuple[str, Stamp, int, int]
+StampedRange = tuple[str, Stamp, int, int]
 """The path of a file, its stamp, the first byte and how many: a file that changed is another one."""
 
 
@@ -26,7 +26,7 @@ Made = TypeVar("Made")
 
 @dataclass
 class _Kept:
-    stretches: dict[FileRange, bytes] = field(default_factory=dict)
+    stretches: dict[StampedRange, bytes] = field(default_factory=dict)
     made: dict[tuple[Hashable, bytes], Any] = field(default_factory=dict)
     nbytes: int = 0
     made_bytes: int = 0
@@ -68,7 +68,7 @@ def is_reading_once() -> bool:
     return _KEPT.get() is not None
 
 
-def read_once(at: FileRange, read: Callable[[], bytes]) -> bytes:
+def read_once(at: StampedRange, read: Callable[[], bytes]) -> bytes:
     """Bytes of a file, which `read` brings where they are not those of a header that was read before."""
     kept = _KEPT.get()
     found = kept.stretches.get(at) if kept else None

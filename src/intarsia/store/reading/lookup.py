@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from intarsia.errors import UsageError
 from intarsia.store.address import Address, lost_slash, named
-from intarsia.store.base import Entry
+from intarsia.store.base import DirectoryEntry
 from intarsia.store.local.paths import absolute_path, entry_at, expanded, real_path
 from intarsia.store.registry import store_of
 from intarsia.store.stamp import Stamp
@@ -120,14 +120,14 @@ def real(path: PurePath) -> PurePath:
     return path if isinstance(path, Address) else real_path(path)
 
 
-def _entry(path: PurePath) -> Entry | None:
+def _entry(path: PurePath) -> DirectoryEntry | None:
     try:
         return store_of(path).look(path)
     except OSError as error:
         raise unreadable(path, error) from error
 
 
-def itself(path: PurePath) -> Entry | None:
+def itself(path: PurePath) -> DirectoryEntry | None:
     """What is there, be it a link; local files alone may be links."""
     if isinstance(path, Address):
         return _entry(path)

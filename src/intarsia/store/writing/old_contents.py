@@ -12,14 +12,14 @@ from intarsia.store.system_errors import absent
 
 
 @frozen_open
-class Contents:
+class OldContents:
     """What lies at a path: for each file below it, or for itself, its length, time and number."""
 
     files: dict[str, tuple[int, int, int]]
     folders: frozenset[str]
 
     @staticmethod
-    def of(path: PurePath) -> Contents:
+    def of(path: PurePath) -> OldContents:
         files, folders = {}, set()
         below = everything_in(path) if is_folder(path) and not is_link(path) else [path]
         for each in below:
@@ -31,16 +31,16 @@ class Contents:
                 folders.add(name)
             else:
                 files[name] = found.stamp.size_bytes, found.stamp.mtime_ns, found.stamp.inode
-        return Contents(files, frozenset(folders))
+        return OldContents(files, frozenset(folders))
 
-    def changes(self, now: Contents) -> list[str]:
+    def changes(self, now: OldContents) -> list[str]:
         """The names of what is not the same now."""
         both = {**self.files, **now.files}
         changed = [name for name in both if self.files.get(name) != now.files.get(name)]
         return sorted([*changed, *(f"{name}/" for name in self.folders ^ now.folders)])
 
 
-Judge = Callable[[PurePath, Contents], None]
+Judge = Callable[[PurePath, OldContents], None]
 """What refuses to replace some of what a destination holds."""
 
 
@@ -77,9 +77,9 @@ def changed_meanwhile(destination: PurePath, changes: list[str]) -> UsageError:
     )
 
 
-def check_unchanged(destination: PurePath, old: Contents | None) -> None:
+def check_unchanged(destination: PurePath, old: OldContents | None) -> None:
     """Raise where a destination is not what it was when it was looked at; None: nothing was there."""
-    now = Contents.of(destination) if exists(destination) else None
+    now = OldContents.of(destination) if exists(destination) else None
     if now != old:
-        nothing = Contents({}, frozenset())
+        nothing = OldContents({}, frozenset())
         raise changed_meanwhile(destination, (old or nothing).changes(now or nothing))

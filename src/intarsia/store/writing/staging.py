@@ -25,7 +25,7 @@ from intarsia.store.reading.lookup import (
 )
 from intarsia.store.registry import store_of
 from intarsia.store.system_errors import errors_naming
-from intarsia.store.writing.old_contents import OVERWRITE, Contents, Judge, refuse_existing
+from intarsia.store.writing.old_contents import OVERWRITE, Judge, OldContents, refuse_existing
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -71,7 +71,7 @@ class Staging:
         self.overwrite = overwrite
         self.judge = judge
         self.option = option
-        self.old: Contents | None = None
+        self.old: OldContents | None = None
         self.number: int | None = None
         self.created: set[PurePath] = set()
         self.interrupt: KeyboardInterrupt | None = None
@@ -112,7 +112,7 @@ class Staging:
             return
         self.transaction.check_replaceable()
         if not is_folder(self.destination) or listed(self.destination):
-            self.old = Contents.of(self.destination)
+            self.old = OldContents.of(self.destination)
             self.judge(self.destination, self.old)
             files = [self.destination / name for name in self.old.files]
             self.transaction.keep_private((file for file in files if exists(file)), None)

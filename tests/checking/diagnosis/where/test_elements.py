@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from intarsia.checking.diagnosis.where.elements import Cut, DifferingElements, Flat, Span
-from intarsia.checking.diagnosis.where.runs import Runs
+from intarsia.checking.diagnosis.where.elements import AxisBlock, AxisSpan, DifferingElements, Flat
+from intarsia.checking.diagnosis.where.runs import MarkRuns
 from intarsia.mesh import Box
 
 SHAPE = (16, 8)
@@ -17,9 +17,9 @@ def elements(differ: NDArray[np.bool_]) -> DifferingElements:
     """What a mask of differences comes to."""
     spans = []
     for axis in range(differ.ndim):
-        runs = Runs()
+        runs = MarkRuns()
         runs.add(0, differ.any(axis=tuple(k for k in range(differ.ndim) if k != axis)))
-        spans.append(Span(runs.first, runs.end, runs.marks, runs.few))
+        spans.append(AxisSpan(runs.first, runs.end, runs.marks, runs.few))
     box = Box(tuple(s.first for s in spans), tuple(s.end - s.first for s in spans))
     flat = np.flatnonzero(differ)
     return DifferingElements(
@@ -35,7 +35,7 @@ def mask(*index: slice) -> NDArray[np.bool_]:
 
 def test_a_rank_s_rows_are_its_block() -> None:
     found = elements(mask(slice(4, 8)))
-    assert found.cuts == (Cut(0, 4, 1),)
+    assert found.cuts == (AxisBlock(0, 4, 1),)
     assert found.dense
     assert found.is_large
     assert (found.index(found.first), found.index(found.last)) == ((4, 0), (7, 7))
@@ -44,7 +44,7 @@ def test_a_rank_s_rows_are_its_block() -> None:
 
 def test_a_block_of_two_axes_has_a_cut_for_each() -> None:
     found = elements(mask(slice(8, 16), slice(0, 4)))
-    assert found.cuts == (Cut(0, 2, 1), Cut(1, 2, 0))
+    assert found.cuts == (AxisBlock(0, 2, 1), AxisBlock(1, 2, 0))
 
 
 def test_rows_that_no_even_cut_gives_are_no_block() -> None:

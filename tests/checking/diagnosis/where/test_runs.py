@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from intarsia.checking.diagnosis.where.runs import FEW, Runs, Sectors
+from intarsia.checking.diagnosis.where.runs import FEW, MarkRuns, Sectors
 
 
 def test_a_run_goes_on_where_the_next_part_begins_with_a_mark() -> None:
-    runs = Runs()
+    runs = MarkRuns()
     runs.add(0, np.array([False, True]))
     runs.add(2, np.array([True, False, True]))
     assert (runs.few, runs.count, runs.marks) == (((1, 3), (4, 5)), 2, 3)
@@ -20,7 +20,7 @@ def test_a_run_goes_on_where_the_next_part_begins_with_a_mark() -> None:
 @settings(max_examples=30)
 @given(st.lists(st.booleans(), max_size=60), st.integers(1, 60))
 def test_runs_do_not_depend_on_the_parts_that_they_come_in(marks: list[bool], step: int) -> None:
-    whole, parts = Runs(), Runs()
+    whole, parts = MarkRuns(), MarkRuns()
     whole.add(0, np.array(marks, np.bool_))
     for at in range(0, len(marks), step):
         parts.add(at, np.array(marks[at : at + step], np.bool_))

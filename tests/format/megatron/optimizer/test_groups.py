@@ -24,7 +24,7 @@ from intarsia.format.megatron.optimizer.groups_to_write import (
     chained_as,
     check_distinguishable,
 )
-from intarsia.format.optimizer_state.parameter_groups import Group, Groups
+from intarsia.format.optimizer_state.parameter_groups import ParameterGroup, ParameterGroups
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.layout import Layout
 from intarsia.planning.manifest import Logical, Stored
@@ -36,7 +36,9 @@ OTHER = "decoder.layers.0.self_attention.linear_proj.weight"
 NORM = "decoder.final_layernorm.weight"
 F32 = BY_NAME["F32"]
 ROWS = [(OTHER, 2, "o"), (NORM, 1, "n"), (EXPERT, 2, "e")]
-TORCH = Groups((Group(("o", "e"), {"lr": 0.1}), Group(("n",), {"lr": 0.2})))
+TORCH = ParameterGroups(
+    (ParameterGroup(("o", "e"), {"lr": 0.1}), ParameterGroup(("n",), {"lr": 0.2}))
+)
 
 
 def keys(state: dict[Any, Any]) -> list[tuple[float, bool, float]]:
@@ -55,7 +57,9 @@ def test_every_kind_of_parameter_gets_the_group_that_megatron_looks_for() -> Non
 
 
 def test_groups_of_unlike_settings_do_not_become_one() -> None:
-    groups = Groups((Group(("a",), {"lr": 0.1}), Group(("b", "c"), {"lr": 0.2})))
+    groups = ParameterGroups(
+        (ParameterGroup(("a",), {"lr": 0.1}), ParameterGroup(("b", "c"), {"lr": 0.2}))
+    )
     rows = [(f"decoder.layers.{k}.x.weight", 2, m) for k, m in enumerate("abc")]
     with pytest.raises(UsageError) as refused:
         as_megatron(groups, rows, None, chained=False)
@@ -63,15 +67,17 @@ def test_groups_of_unlike_settings_do_not_become_one() -> None:
     assert "the source's group 0: 1 tensors, lr=0.1" in text
     assert "the source's group 1: 2 tensors, lr=0.2" in text
     assert "Megatron's group of matrices: 1 of group 0 (a), 2 of group 1 (b)" in text
-    alike = Groups((Group(("a",), {"lr": 0.1}), Group(("b", "c"), {"lr": 0.1})))
+    alike = ParameterGroups(
+        (ParameterGroup(("a",), {"lr": 0.1}), ParameterGroup(("b", "c"), {"lr": 0.1}))
+    )
     assert keys(as_megatron(alike, rows, None, chained=False)) == [(1.0, False, 0.1)]
 
 
 def test_several_groups_without_members_are_refused_and_one_is_for_all() -> None:
-    several = Groups((Group((), {"lr": 0.1}), Group((), {"lr": 0.2})))
+    several = ParameterGroups((ParameterGroup((), {"lr": 0.1}), ParameterGroup((), {"lr": 0.2})))
     with pytest.raises(FormatError, match="nothing says which parameters they hold"):
         as_megatron(several, ROWS, None, chained=False)
-    one = Groups((Group((), {"lr": 0.1}),))
+    one = ParameterGroups((ParameterGroup((), {"lr": 0.1}),))
     assert keys(as_megatron(one, ROWS, None, chained=False)) == [
         (1.0, False, 0.1),
         (0.0, False, 0.1),
@@ -79,7 +85,9 @@ def test_several_groups_without_members_are_refused_and_one_is_for_all() -> None
 
 
 def test_experts_with_settings_of_their_own_stay_parallel() -> None:
-    groups = Groups((Group(("o", "n"), {"lr": 0.1}), Group(("e",), {"lr": 0.3})))
+    groups = ParameterGroups(
+        (ParameterGroup(("o", "n"), {"lr": 0.1}), ParameterGroup(("e",), {"lr": 0.3}))
+    )
     chain = as_megatron(groups, ROWS, 3, chained=True)
     assert keys(chain) == [(1.0, False, 0.1), (0.0, False, 0.1), (1.0, True, 0.3)]
     with pytest.raises(UsageError, match="expert-parallel experts are trained with other"):

@@ -11,7 +11,7 @@ import numpy as np
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.finding import LOST, Finding
 from intarsia.checking.diagnosis.hypotheses.values import changed_after, value_hypotheses
-from intarsia.checking.diagnosis.hypothesis import ENOUGH, Hypothesis, Score, Window
+from intarsia.checking.diagnosis.hypothesis import ENOUGH, BitsOfPair, Hypothesis, Score
 from intarsia.checking.diagnosis.where.blocks import OF_PLACES, Tried, wrong_block
 from intarsia.checking.diagnosis.where.elements import differing_elements
 from intarsia.checking.diagnosis.where.whereabouts import Whereabouts
@@ -28,7 +28,7 @@ IN_PLACE = ", once in place"
 """What is said of a tensor's second fault holds when the first one is undone."""
 
 
-def resembles(score: Score, moved: Sequence[Window]) -> bool:
+def resembles(score: Score, moved: Sequence[BitsOfPair]) -> bool:
     """Whether a rearrangement that does not explain a sample may be half of what does."""
     if score.share >= SOME:
         return True

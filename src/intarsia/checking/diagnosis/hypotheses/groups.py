@@ -26,7 +26,7 @@ ROLES = (
 
 
 @frozen_open
-class Group:
+class FusedParts:
     """Parts that are stored one after the other, each a layout over logical tensors."""
 
     name: str
@@ -77,21 +77,21 @@ class RelatedTensors:
         self.table = table
         self._orders: dict[tuple[str, ...], Order | None] = {}
 
-    def once(self, group: Group, find: Callable[[], Order | None]) -> Order | None:
+    def once(self, group: FusedParts, find: Callable[[], Order | None]) -> Order | None:
         """What is found out about a group, kept for the other tensors of it."""
         names = group.fused.tensors
         if names not in self._orders:
             self._orders[names] = find()
         return self._orders[names]
 
-    def groups(self, name: str) -> Iterator[Group]:
+    def groups(self, name: str) -> Iterator[FusedParts]:
         """The groups that a tensor is part of, and whose elements can be read in its type."""
         mine = self.logical[name].dtype
         for group in chain(self._of_roles(name), self._components(name)):
             if all(may_cast(self.logical[n].dtype, mine) for n in group.fused.tensors):
                 yield group
 
-    def _of_roles(self, name: str) -> Iterator[Group]:
+    def _of_roles(self, name: str) -> Iterator[FusedParts]:
         for title, roles in ROLES:
             for role in roles:
                 at, _, kind = name.rpartition(f".{role}.")
@@ -99,7 +99,7 @@ class RelatedTensors:
                 if kind and all(n in self.logical for n in names):
                     parts = tuple(Layout.of(n, self.logical[n].shape) for n in names)
                     if len({x.shape[1:] for x in parts}) == 1:
-                        yield Group(title, roles, parts)
+                        yield FusedParts(title, roles, parts)
 
     def heads(self, name: str) -> Heads | None:
         """The heads of an attention projection."""
@@ -162,7 +162,7 @@ class RelatedTensors:
                     found.setdefault(operands[0], []).append(row)
         return found
 
-    def _components(self, name: str) -> Iterator[Group]:
+    def _components(self, name: str) -> Iterator[FusedParts]:
         mine = self._rows_of.get(parameter_of(name), [])
         base = mine[0].rpartition(".")[0] if mine else ""
         if self.table is None or not base.endswith("weight"):
@@ -171,4 +171,4 @@ class RelatedTensors:
         names = [n for found in self._rows_of.values() for n in found if n.startswith(f"{base}.")]
         parts = tuple(rows[n].layout.rename(like(name)) for n in names)
         if len(parts) > 1 and all(n in self.logical for x in parts for n in x.tensors):
-            yield Group("components", tuple(n.rpartition(".")[2] for n in names), parts)
+            yield FusedParts("components", tuple(n.rpartition(".")[2] for n in names), parts)

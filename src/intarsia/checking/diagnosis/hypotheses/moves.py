@@ -18,7 +18,7 @@ from intarsia.frozen import frozen_open
 from intarsia.layout import Layout, concat
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Logical, Manifest
-from intarsia.quantised import Role
+from intarsia.quantised import PartRole
 from intarsia.run.sharing import share_out
 from intarsia.state.names import kind_of
 from intarsia.value.bits import bits_dtype
@@ -126,7 +126,7 @@ def _guess(evidence: Sequence[Evidence], loose: bool) -> list[str | None]:
 def is_table(manifest: Manifest, name: str) -> bool:
     """Whether a tensor is a part of quantised weights that many have alike: an order of groups, a code, a shape."""
     part = manifest.quantised.by_part.get(name)
-    return part is not None and part[1].role in (Role.ORDER, Role.OTHER)
+    return part is not None and part[1].role in (PartRole.ORDER, PartRole.OTHER)
 
 
 def _is_common(manifest: Manifest, names: Sequence[str]) -> bool:

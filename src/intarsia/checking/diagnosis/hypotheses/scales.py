@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.checking.diagnosis.evidence import Evidence
-from intarsia.checking.diagnosis.hypothesis import NEARLY_ALL, Hypothesis, Mask, Window
+from intarsia.checking.diagnosis.hypothesis import NEARLY_ALL, BitsOfPair, Hypothesis, Mask
 from intarsia.mesh import Box
 
 STRIP = 4
@@ -70,7 +70,7 @@ def _one_sign(e: Evidence) -> bool:
     return bool(np.mean(same) >= NEARLY_ALL)
 
 
-def _fitted(w: Window, axis: int, step: float) -> Numbers | None:
+def _fitted(w: BitsOfPair, axis: int, step: float) -> Numbers | None:
     """The factor of every slice of a strip, which is thin on `axis`; None where there is none."""
     u, v = w.u.reshape(w.box.shape), w.v.reshape(w.box.shape)
     with np.errstate(all="ignore"):
@@ -98,7 +98,7 @@ def _of_blocks(e: Evidence, rows: int, columns: int) -> Numbers:
     return np.array(out)
 
 
-def _times(factors: Factors, step: float, w: Window) -> Mask:
+def _times(factors: Factors, step: float, w: BitsOfPair) -> Mask:
     u, v = w.u.reshape(w.box.shape), w.v.reshape(w.box.shape)
     with np.errstate(all="ignore"):
         close = np.abs(v - u * factors.in_box(w.box)) <= step * np.abs(v)

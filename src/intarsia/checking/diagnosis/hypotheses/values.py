@@ -14,11 +14,11 @@ from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypotheses.scales import scale_hypotheses
 from intarsia.checking.diagnosis.hypothesis import (
     NEARLY_ALL,
+    BitsOfPair,
     Hypothesis,
     Mask,
     Score,
     Shuffle,
-    Window,
 )
 from intarsia.dtypes import BY_NAME, DType
 from intarsia.layout import Layout
@@ -111,7 +111,7 @@ def _constant(e: Evidence) -> Iterator[Hypothesis]:
             )  # fmt: skip
 
 
-def _is(in_b: bool, number: float, w: Window) -> Mask:
+def _is(in_b: bool, number: float, w: BitsOfPair) -> Mask:
     return np.asarray((w.v if in_b else w.u) == number)
 
 
@@ -148,12 +148,12 @@ def _round(number: float, step: float) -> float:
     return plain if plain and abs(number - plain) <= step * abs(plain) else number
 
 
-def _scaled(factor: float, step: float, w: Window) -> Mask:
+def _scaled(factor: float, step: float, w: BitsOfPair) -> Mask:
     with np.errstate(invalid="ignore", over="ignore"):
         return _close(w.v, w.u * factor, step * np.abs(w.v))
 
 
-def _added(constant: float, step: float, w: Window) -> Mask:
+def _added(constant: float, step: float, w: BitsOfPair) -> Mask:
     with np.errstate(invalid="ignore", over="ignore"):
         size = np.maximum(np.maximum(np.abs(w.u), np.abs(w.v)), abs(constant))
         return _close(w.v, w.u + constant, step * size)
@@ -163,16 +163,16 @@ def _close(x: NDArray[Any], y: NDArray[Any], room: NDArray[Any]) -> Mask:
     return np.asarray(np.abs(x - y) <= room)
 
 
-def _nan_in(broken: NDArray[Any], whole: NDArray[Any], w: Window) -> Mask:
+def _nan_in(broken: NDArray[Any], whole: NDArray[Any], w: BitsOfPair) -> Mask:
     return np.asarray((np.isnan(broken) & ~np.isnan(whole)) | ~w.unequal)
 
 
-def _one_bit(w: Window) -> Mask:
+def _one_bit(w: BitsOfPair) -> Mask:
     both = w.x ^ w.y
     return np.asarray((both & (both - both.dtype.type(1))) == 0)
 
 
-def _rounded(narrow: DType, flip: bool, w: Window) -> Mask:
+def _rounded(narrow: DType, flip: bool, w: BitsOfPair) -> Mask:
     """Where one side is the other rounded; zeros alone, which any small number rounds to, tell nothing."""
     fine, rough = (w.y, w.x) if flip else (w.x, w.y)
     if not (w.u if flip else w.v)[w.unequal].any():
@@ -180,7 +180,7 @@ def _rounded(narrow: DType, flip: bool, w: Window) -> Mask:
     return np.asarray(cast(cast(fine, w.a, narrow), narrow, w.a) == rough)
 
 
-def _recentred(by: float, flip: bool, w: Window) -> Mask:
+def _recentred(by: float, flip: bool, w: BitsOfPair) -> Mask:
     """Where one side is the other as it is read where it was stored plus `by`."""
     fine, rough = (w.y, w.x) if flip else (w.x, w.y)
     stored = Shift(by).encode(ValueWindow(fine, w.a), w.a)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from intarsia.checking.diagnosis.evidence import Evidence
-from intarsia.checking.diagnosis.hypotheses.groups import Group
+from intarsia.checking.diagnosis.hypotheses.groups import FusedParts
 from intarsia.checking.diagnosis.hypothesis import Hypothesis
 from intarsia.checking.diagnosis.rearranged.keys import KEY_ELEMENTS, MOST_ROWS, followers, row_keys
 from intarsia.checking.diagnosis.rearranged.order import along, compose, rows
@@ -14,7 +14,7 @@ from intarsia.mesh import Box
 from intarsia.planning.window import flat_start
 
 
-def split_hypotheses(e: Evidence, group: Group, mine: Layout) -> Iterator[Hypothesis]:
+def split_hypotheses(e: Evidence, group: FusedParts, mine: Layout) -> Iterator[Hypothesis]:
     """The parts of a group fused as in A, and cut in the wrong place in B."""
     own = [k for k, part in enumerate(group.parts) if part.tensors == (e.name,)]
     total = sum(group.sizes)

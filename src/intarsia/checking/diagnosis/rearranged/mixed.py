@@ -12,7 +12,7 @@ from math import gcd
 import numpy as np
 
 from intarsia.checking.diagnosis.evidence import Evidence
-from intarsia.checking.diagnosis.hypotheses.groups import Group
+from intarsia.checking.diagnosis.hypotheses.groups import FusedParts
 from intarsia.checking.diagnosis.hypothesis import NEARLY_ALL
 from intarsia.checking.diagnosis.rearranged.keys import (
     KEY_ELEMENTS,
@@ -45,7 +45,7 @@ KINDS = {
 COMPONENTS = ("components-interleaved", "components-interleaved")
 
 
-def order_of(e: Evidence, group: Group, named: Iterable[Order]) -> Order | None:
+def order_of(e: Evidence, group: FusedParts, named: Iterable[Order]) -> Order | None:
     """The order in which B holds the rows of a whole group: a named one, if one fits."""
     found = _found(e, group)
     if found is None:
@@ -67,7 +67,7 @@ def order_of(e: Evidence, group: Group, named: Iterable[Order]) -> Order | None:
     return Order(ANY_ORDER, text, runs, ("mixed", group.name))
 
 
-def _found(e: Evidence, group: Group) -> Ints | None:
+def _found(e: Evidence, group: FusedParts) -> Ints | None:
     """For each row of the group in B the row of A that it is; None where most are none, or their own."""
     total, kept = sum(group.sizes), e.b.manifest.logical
     names = [n for part in group.parts for n in part.tensors]
@@ -86,7 +86,7 @@ def _found(e: Evidence, group: Group) -> Ints | None:
     return found if moved.any() and 2 * np.count_nonzero(found >= 0) >= total else None
 
 
-def _put_down(group: Group) -> Iterator[Order]:
+def _put_down(group: FusedParts) -> Iterator[Order]:
     """The parts in every order, whole or by the ranks of every mesh that cuts them evenly."""
     count, most = len(group.parts), gcd(*group.sizes)
     if count > MOST_PARTS:

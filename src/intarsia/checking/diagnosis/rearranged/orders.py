@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from intarsia.checking.diagnosis.evidence import Evidence
-from intarsia.checking.diagnosis.hypotheses.groups import Group, RelatedTensors
+from intarsia.checking.diagnosis.hypotheses.groups import FusedParts, RelatedTensors
 from intarsia.checking.diagnosis.hypothesis import Hypothesis
 from intarsia.checking.diagnosis.rearranged.misplaced import split_hypotheses
 from intarsia.checking.diagnosis.rearranged.mixed import COMPONENTS, KINDS, one_by_one, order_of
@@ -61,7 +61,7 @@ def _transposed(e: Evidence) -> Iterator[Hypothesis]:
         yield Hypothesis("transposed", f"read with the shape of {e.left}'s transpose", turned)
 
 
-def _group_orders(group: Group, related: RelatedTensors) -> Iterator[Order]:
+def _group_orders(group: FusedParts, related: RelatedTensors) -> Iterator[Order]:
     """The parts in each other's place, or fused group by group and split as if one by one."""
     parts = split(rows(sum(group.sizes)), group.sizes)
     if group.name == "gate and up":
@@ -78,7 +78,7 @@ def _group_orders(group: Group, related: RelatedTensors) -> Iterator[Order]:
         yield Order("qkv-permuted", text, inverse(fused), key)
 
 
-def _interleaved(group: Group) -> Iterator[Order]:
+def _interleaved(group: FusedParts) -> Iterator[Order]:
     """The shards of the parts in turn, as tensor-parallel ranks hold them."""
     parts = split(rows(sum(group.sizes)), group.sizes)
     _, kind = KINDS.get(group.name, COMPONENTS)

@@ -11,7 +11,7 @@ import numpy as np
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.finding import LOST, Finding
 from intarsia.checking.diagnosis.hypothesis import ENOUGH, Bits, Hypothesis, Score
-from intarsia.checking.diagnosis.where.elements import DENSE, Cut, DifferingElements
+from intarsia.checking.diagnosis.where.elements import DENSE, AxisBlock, DifferingElements
 from intarsia.checking.diagnosis.where.whereabouts import Whereabouts
 from intarsia.checking.naming import is_of_tokens
 from intarsia.checkpoint import Checkpoint
@@ -122,7 +122,7 @@ def _copied_from(e: Evidence, elements: DifferingElements) -> tuple[str, int] | 
     return None
 
 
-def _copied(e: Evidence, side: Checkpoint, box: Box, cut: Cut) -> int | None:
+def _copied(e: Evidence, side: Checkpoint, box: Box, cut: AxisBlock) -> int | None:
     """The block of the same side that a block is a copy of."""
     size = e.shape[cut.axis]
     first, count = share(size, cut.parts, cut.rank)

@@ -12,11 +12,11 @@ from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypothesis import Mask
 from intarsia.checking.diagnosis.where.elements import (
     DENSE,
-    Cut,
+    AxisBlock,
     DifferingElements,
     differing_elements,
 )
-from intarsia.checking.diagnosis.where.runs import Runs, Sectors
+from intarsia.checking.diagnosis.where.runs import MarkRuns, Sectors
 from intarsia.checking.diagnosis.where.whereabouts import (
     DifferingChunk,
     DifferingChunks,
@@ -44,7 +44,7 @@ class _Compared:
     differing: int = 0
     zero: bool = True
     content: list[int] = field(default_factory=list)
-    runs: Runs = field(default_factory=Runs)
+    runs: MarkRuns = field(default_factory=MarkRuns)
     page: int = 0
     reach: tuple[int, int] | None = None
 
@@ -166,13 +166,13 @@ def _differing_chunk(side: Checkpoint, x: _Compared) -> DifferingChunk:
     )
 
 
-def _blocks(box: Box, chunks: Sequence[Chunk]) -> tuple[Cut, ...]:
+def _blocks(box: Box, chunks: Sequence[Chunk]) -> tuple[AxisBlock, ...]:
     """Which block a chunk is, on each axis that is cut."""
     found = []
     for axis, offset in enumerate(box.offsets):
         offsets = sorted({c.box.offsets[axis] for c in chunks if c.box.size})
         if len(offsets) > 1:
-            found.append(Cut(axis, len(offsets), offsets.index(offset)))
+            found.append(AxisBlock(axis, len(offsets), offsets.index(offset)))
     return tuple(found)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypothesis import ENOUGH, Mask
-from intarsia.checking.diagnosis.where.runs import Runs
+from intarsia.checking.diagnosis.where.runs import MarkRuns
 from intarsia.frozen import frozen, frozen_open
 from intarsia.layout import unravel
 from intarsia.mesh import Box, share
@@ -29,7 +29,7 @@ TRIM = 0.05
 
 
 @frozen
-class Cut:
+class AxisBlock:
     """Block `rank` of `parts` on one axis."""
 
     axis: int
@@ -41,7 +41,7 @@ class Cut:
 
 
 @frozen
-class Span:
+class AxisSpan:
     """The indices of one axis with a difference: `[first, end)`, how many, and as ranges where few.
 
     `count` is None where the axis is too long to keep them.
@@ -86,7 +86,7 @@ class DifferingElements:
     box: Box
     count: int
     shape: tuple[int, ...]
-    axes: tuple[Span, ...]
+    axes: tuple[AxisSpan, ...]
     first: int
     last: int
 
@@ -110,7 +110,7 @@ class DifferingElements:
         return several and all(c.parts <= FEW_BLOCKS for c in found)
 
     @property
-    def cuts(self) -> tuple[Cut, ...] | None:
+    def cuts(self) -> tuple[AxisBlock, ...] | None:
         """The block of a mesh that the box is, one cut an axis; None where it is none."""
         found = []
         for axis, (lo, n, size) in enumerate(
@@ -151,7 +151,7 @@ class DifferingElements:
         return f"{part} of " + (", ".join(x for x in named if x) or "the tensor")
 
 
-def _named(axis: int, span: Span, shape: tuple[int, ...]) -> str:
+def _named(axis: int, span: AxisSpan, shape: tuple[int, ...]) -> str:
     """The indices of an axis in words, and nothing where they are all of them."""
     count = span.count or span.end - span.first
     if count == shape[axis]:
@@ -167,14 +167,14 @@ def _named(axis: int, span: Span, shape: tuple[int, ...]) -> str:
     return f"{some}{noun} {listed}"
 
 
-def block_around(axis: int, lo: int, n: int, size: int) -> Cut | None:
+def block_around(axis: int, lo: int, n: int, size: int) -> AxisBlock | None:
     """The block of 2 to 64 equal ones that `[lo, lo + n)` fills but for its very edges."""
     for parts in range(2, min(RANKS, size) + 1):
         for rank in {lo // -(-size // parts), (lo + n - 1) // -(-size // parts)}:
             first, count = share(size, parts, rank)
             room = TRIM * count
             if first <= lo <= first + room and first + count - room <= lo + n <= first + count:
-                return Cut(axis, parts, rank)
+                return AxisBlock(axis, parts, rank)
     return None
 
 
@@ -183,7 +183,7 @@ def differing_elements(e: Evidence) -> DifferingElements:
     # One byte for every index of an axis, where that is little beside a window.
     kept = [np.zeros(n if n <= e.budget.window_bytes else 0, bool) for n in e.shape]
     reach = [[n, 0] for n in e.shape]
-    flat = Runs()
+    flat = MarkRuns()
     at = 0
     for w in e.windows():
         flat.add(at, w.unequal)
@@ -206,9 +206,9 @@ def differing_elements(e: Evidence) -> DifferingElements:
     return DifferingElements(box, flat.marks, e.shape, axes, flat.first, flat.end - 1)
 
 
-def _span(runs: Runs | None, marks: Mask, first: int, end: int) -> Span:
+def _span(runs: MarkRuns | None, marks: Mask, first: int, end: int) -> AxisSpan:
     """The indices of an axis: runs of them where it is the only axis, otherwise what is marked."""
     if runs is None:
-        runs = Runs()
+        runs = MarkRuns()
         runs.add(0, marks)
-    return Span(first, end, runs.marks or None, runs.few)
+    return AxisSpan(first, end, runs.marks or None, runs.few)

@@ -24,10 +24,10 @@ _OUTSIDE, _EQUAL, _FILLED, _PARTLY = range(4)
 
 
 @dataclass
-class Runs:
+class MarkRuns:
     """Runs of marks; the first few are kept, all are counted.
 
-    >>> runs = Runs()
+    >>> runs = MarkRuns()
     >>> runs.add(10, np.array([True, True, False])); runs.add(13, np.array([True]))
     >>> runs.few, runs.count, runs.first, runs.end
     (((10, 12), (13, 14)), 2, 10, 14)

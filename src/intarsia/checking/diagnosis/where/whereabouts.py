@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from intarsia.checking.diagnosis.where.elements import NAMED, Cut, DifferingElements
+from intarsia.checking.diagnosis.where.elements import NAMED, AxisBlock, DifferingElements
 from intarsia.checking.diagnosis.where.runs import PAGE_BYTES
 from intarsia.frozen import frozen
 from intarsia.mesh import Box
@@ -26,7 +26,7 @@ class DifferingChunk:
     rank: int | None
     tensor: str
     box: Box
-    blocks: tuple[Cut, ...]
+    blocks: tuple[AxisBlock, ...]
     held: int
     elements: int
     start_bytes: int | None = None

@@ -48,8 +48,8 @@ from intarsia.format.optimizer_state.numbered_state import (
     parameters_by_number,
 )
 from intarsia.format.optimizer_state.optimizer_names import is_numbered_name, unnumbered_error
-from intarsia.format.optimizer_state.parameter_groups import Groups
-from intarsia.format.request import EntriesToWrite, Request, Source, Wanted
+from intarsia.format.optimizer_state.parameter_groups import ParameterGroups
+from intarsia.format.request import EntriesToWrite, Request, SourceWithEntries, Wanted
 from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Manifest, Stored, Target
 from intarsia.planning.problem import Problem
@@ -119,11 +119,11 @@ class FsdpDtensor(MegatronFormat):
     def targets(self, src: Manifest, request: Request) -> Wanted:
         return fsdp_dtensor_targets(src, self.table(src), request)
 
-    def groups(self, src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:
+    def groups(self, src: Manifest, entries: Mapping[str, bytes]) -> ParameterGroups | None:
         stored_by_torch = super().groups(src, entries)
         return stored_by_torch or groups_by_parameter(entries, src.stored.values(), src.logical)
 
-    def entries_to_write(self, src: Source, wanted: Wanted) -> EntriesToWrite:
+    def entries_to_write(self, src: SourceWithEntries, wanted: Wanted) -> EntriesToWrite:
         return EntriesToWrite(src.entries)
 
     def entries_for_weights(self, src: Manifest, read: ReadEntries) -> Mapping[str, bytes]:

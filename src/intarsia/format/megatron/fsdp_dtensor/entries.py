@@ -19,7 +19,7 @@ from intarsia.format.megatron.common import arguments_of, common_in
 from intarsia.format.megatron.frame import COUNTERS, SCHEDULER
 from intarsia.format.megatron.fsdp_dtensor.keys import group_of, section_of
 from intarsia.format.megatron.optimizer.groups import counters, grouped
-from intarsia.format.optimizer_state.parameter_groups import PARAMETERS_GROUP, Groups
+from intarsia.format.optimizer_state.parameter_groups import PARAMETERS_GROUP, ParameterGroups
 from intarsia.format.torch_file.plain import number_in, plain
 from intarsia.format.torch_file.torch_zip import Payload, read_object, read_payload
 from intarsia.planning.manifest import Entry, Logical, Stored
@@ -140,7 +140,7 @@ def _of_param(held: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def groups_by_parameter(
     entries: Mapping[str, bytes], stored: Iterable[Stored], logical: Mapping[str, Logical]
-) -> Groups | None:
+) -> ParameterGroups | None:
     """The groups in torch's terms; None where the entries do not tell every parameter's."""
     held = _of_param(values_of({n: d for n, d in entries.items() if group_of(n)}))
 

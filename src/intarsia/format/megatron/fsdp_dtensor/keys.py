@@ -50,7 +50,7 @@ _NORMS = {
 """Norms that TransformerEngine keeps inside a projection, and their modules without it."""
 
 
-class Section(NamedTuple):
+class KeySection(NamedTuple):
     """Where a stored name belongs: `kind` is empty for the model's own tensors."""
 
     kind: str
@@ -62,20 +62,20 @@ class Section(NamedTuple):
         return PART.sub("", self.name)
 
 
-def section_of(key: str) -> Section | None:
+def section_of(key: str) -> KeySection | None:
     """The parameter that a key is about, without wrappers; None for what is no tensor's.
 
     >>> section_of("optimizer.state.module.module.decoder.final_layernorm.weight.exp_avg")
-    Section(kind='exp_avg', name='decoder.final_layernorm.weight')
+    KeySection(kind='exp_avg', name='decoder.final_layernorm.weight')
     """
     if found := _MODEL.match(key):
-        return Section("", canonical(found["name"]))
+        return KeySection("", canonical(found["name"]))
     if found := _STATE.match(key):
-        return Section(kind_of(found["kind"]), canonical(found["name"]))
+        return KeySection(kind_of(found["kind"]), canonical(found["name"]))
     return None
 
 
-def is_numbered(section: Section | None) -> bool:
+def is_numbered(section: KeySection | None) -> bool:
     """Whether a state belongs to a number."""
     return section is not None and bool(section.kind) and section.name.isdecimal()
 

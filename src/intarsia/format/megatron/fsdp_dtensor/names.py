@@ -19,7 +19,7 @@ from intarsia.format.dcp.archives import stored_of
 from intarsia.format.dcp.metadata import Metadata, TensorRecord
 from intarsia.format.megatron.fsdp_dtensor.keys import (
     FsdpRows,
-    Section,
+    KeySection,
     TensorParallel,
     is_numbered,
     section_of,
@@ -70,7 +70,7 @@ def name_tensors(
     return found
 
 
-def _named(section: Section | None, numbers: Mapping[str, str]) -> Section | None:
+def _named(section: KeySection | None, numbers: Mapping[str, str]) -> KeySection | None:
     if section is None or not is_numbered(section):
         return section
     return section._replace(name=numbers.get(section.name, section.name))
@@ -88,7 +88,7 @@ class _Reader:
         self.unknown: list[str] = []
         self.cut: list[Problem] = []
 
-    def weight(self, record: TensorRecord, section: Section | None, master: bool) -> None:
+    def weight(self, record: TensorRecord, section: KeySection | None, master: bool) -> None:
         name = section.name if section else record.name
         try:
             row = self.rows.find(name, record.shape, self.tp)
@@ -104,7 +104,7 @@ class _Reader:
         if master and record.dtype == _FLOAT and not name.endswith(_BUFFERS):
             self._add(record, state_row(row, MASTER))
 
-    def state(self, record: TensorRecord, section: Section) -> None:
+    def state(self, record: TensorRecord, section: KeySection) -> None:
         numbered = is_numbered(section)
         row = None if numbered else self.params.get(section.name)
         if row is None and not numbered:

@@ -19,7 +19,7 @@ from intarsia.errors import FormatError
 from intarsia.family import Param
 from intarsia.format.dcp.metadata import TensorRecord
 from intarsia.format.megatron.keys import Key
-from intarsia.format.megatron.optimizer.buffers import Bucket, Buffers, Place, buffers_of
+from intarsia.format.megatron.optimizer.buffers import Bucket, BufferPlace, Buffers, buffers_of
 from intarsia.format.megatron.optimizer.parameter_order import SPECS, Parameter, parameters_of
 from intarsia.format.megatron.optimizer.state_tensors import state_row
 from intarsia.frozen import frozen
@@ -98,7 +98,7 @@ def _read_all(
             ep = groups // (etp * pp)
         else:
             pp = groups // tp
-        grid = Grid(etp if experts else tp, etp, ep if experts else 1, pp, chunks)
+        grid = RankGrid(etp if experts else tp, etp, ep if experts else 1, pp, chunks)
         if grid.size != groups:
             raise FormatError(
                 f"{where} has optimizer state of {groups} ranks, its tensors are cut for {grid}",
@@ -128,7 +128,7 @@ _HINT = "save with --dist-ckpt-optim-fully-reshardable, or convert with --optimi
 
 
 @frozen
-class Grid:
+class RankGrid:
     """The ranks that an optimizer's buffers belong to: tensor parallel fastest, pipeline slowest.
 
     `etp` is by how many ranks an expert is cut; further ranks of `tp` hold copies.
@@ -152,7 +152,7 @@ class Grid:
 
 
 def _read(
-    buffers: Buffers, rows: Sequence[Param], grid: Grid, where: str
+    buffers: Buffers, rows: Sequence[Param], grid: RankGrid, where: str
 ) -> Iterator[tuple[bool, Stored]]:
     fits: dict[Any, list[_Placed]] = {}
     for spec in SPECS:
@@ -172,7 +172,7 @@ def _read(
         yield from _stored(buckets, rank, entries)
 
 
-class Entry(NamedTuple):
+class BucketEntry(NamedTuple):
     """A parameter in a bucket; `copied` where another rank's copy is the one that is read."""
 
     row: Param
@@ -182,10 +182,10 @@ class Entry(NamedTuple):
     size: int
 
 
-_Placed = tuple[list[Bucket], str, list[Entry]]
+_Placed = tuple[list[Bucket], str, list[BucketEntry]]
 
 
-def _fit_all(buffers: Buffers, params: list[Parameter], grid: Grid) -> list[_Placed] | None:
+def _fit_all(buffers: Buffers, params: list[Parameter], grid: RankGrid) -> list[_Placed] | None:
     """The parameters of every rank in its buckets, stage by stage; None where one does not fit."""
     layers = 1 + max((p.rule.layer[0] for p in params if p.rule.layer), default=-1)
     out: list[_Placed] = []
@@ -226,11 +226,11 @@ def _of_stage(
 
 
 def _fit_stage(
-    buffers: Buffers, params: list[Parameter], grid: Grid, stage: int, virtual: int
+    buffers: Buffers, params: list[Parameter], grid: RankGrid, stage: int, virtual: int
 ) -> list[_Placed] | None:
     out: list[_Placed] = []
     for group, t, e in grid.groups(stage):
-        buckets = buffers.get(Place(group, virtual), [])
+        buckets = buffers.get(BufferPlace(group, virtual), [])
         entries = _fit([x for p in params if (x := _local(p, grid, t, e))], buckets)
         if entries is None:
             return None
@@ -238,12 +238,12 @@ def _fit_stage(
     return out
 
 
-def _fit(params: list[tuple[Param, bool]], buckets: list[Bucket]) -> list[Entry] | None:
+def _fit(params: list[tuple[Param, bool]], buckets: list[Bucket]) -> list[BucketEntry] | None:
     """Every parameter's place, the last first; None where a place is not a chunk's.
 
     A bucket ends with a parameter, or where one would begin that has a bucket for itself.
     """
-    entries: list[Entry] = []
+    entries: list[BucketEntry] = []
     bucket = at = 0
     for row, copied in reversed(params):
         start, size = _aligned(at), row.layout.size
@@ -253,7 +253,7 @@ def _fit(params: list[tuple[Param, bool]], buckets: list[Bucket]) -> list[Entry]
             return None
         if not {start, start + size} <= buckets[bucket].cuts:
             return None
-        entries.append(Entry(row, copied, bucket, start, size))
+        entries.append(BucketEntry(row, copied, bucket, start, size))
         at = start + size
     filled = bucket == len(buckets) - 1 and _aligned(at) >= buckets[bucket].size
     return entries if filled or not (params or buckets) else None
@@ -263,7 +263,7 @@ def _aligned(at: int) -> int:
     return -(-at // _ALIGNED) * _ALIGNED
 
 
-def _local(p: Parameter, grid: Grid, t: int, e: int) -> tuple[Param, bool] | None:
+def _local(p: Parameter, grid: RankGrid, t: int, e: int) -> tuple[Param, bool] | None:
     """What one rank holds of a parameter, and whether it is a copy of another rank's."""
     rule, tp = p.rule, grid.tp
     if rule.expert is not None:
@@ -277,7 +277,7 @@ def _local(p: Parameter, grid: Grid, t: int, e: int) -> tuple[Param, bool] | Non
 
 
 def _stored(
-    buckets: list[Bucket], rank: str, entries: list[Entry]
+    buckets: list[Bucket], rank: str, entries: list[BucketEntry]
 ) -> Iterator[tuple[bool, Stored]]:
     for row, copied, bucket, start, size in entries:
         flat = Param(row.name, row.layout.reshape(-1), Rule(layer=row.rule.layer), row.value)

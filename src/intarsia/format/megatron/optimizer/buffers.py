@@ -26,14 +26,14 @@ GATHERED = re.compile(
 """Objects that each hold all buffers of a rank: nothing in them says where a parameter begins."""
 
 
-class Place(NamedTuple):
+class BufferPlace(NamedTuple):
     """Where a buffer belongs: a rank of an optimizer, and which of its buffers of one type."""
 
     group: int
     chunk: int
 
 
-Buffers = dict[Place, list["Bucket"]]
+Buffers = dict[BufferPlace, list["Bucket"]]
 """The buckets of every buffer of one optimizer that holds parameters of one element type."""
 
 
@@ -80,6 +80,6 @@ def buffers_of(records: Sequence[TensorRecord]) -> dict[int, dict[str, Buffers]]
         seen: Counter[int] = Counter()
         for group, buffer in sorted(buffers):
             held = buffers[group, buffer]
-            of_kind[Place(group, seen[group])] = [held[i] for i in sorted(held)]
+            of_kind[BufferPlace(group, seen[group])] = [held[i] for i in sorted(held)]
             seen[group] += 1
     return found

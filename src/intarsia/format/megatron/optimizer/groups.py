@@ -21,7 +21,7 @@ from typing import Any, TypeGuard
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import FormatError
 from intarsia.format.optimizer_state.learning_rates import OVERRIDES
-from intarsia.format.optimizer_state.parameter_groups import Group, Groups, merged
+from intarsia.format.optimizer_state.parameter_groups import ParameterGroup, ParameterGroups, merged
 from intarsia.format.torch_file.plain import number_in, plain, whole
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.layout import Layout
@@ -228,7 +228,7 @@ def as_torch(
     stored: Iterable[Stored],
     logical: Mapping[str, Logical],
     args: Mapping[str, Any] | None = None,
-) -> Groups | None:
+) -> ParameterGroups | None:
     """Megatron's groups with their members, in torch's terms; None where the rule does not tell."""
 
     def settings(s: Stored) -> dict[str, Any] | None:
@@ -252,12 +252,12 @@ def grouped(
     stored: Iterable[Stored],
     logical: Mapping[str, Logical],
     settings: Callable[[Stored], Mapping[str, Any] | None],
-) -> Groups | None:
+) -> ParameterGroups | None:
     """The parameters that have moments, put together by their settings; None where some are unknown."""
     trained = {
         parameter_of(name) for name in logical if kind_of(name) not in ("", MASTER, STEP, SETTING)
     }
-    found: list[Group] = []
+    found: list[ParameterGroup] = []
     for s in stored:
         members = tuple(name for name in s.layout.tensors if name in trained)
         if not members:
@@ -265,8 +265,8 @@ def grouped(
         fields = settings(s)
         if fields is None:
             return None
-        found.append(Group(members, _fields_of_torch(fields)))
-    return Groups(merged(found)) if found else None
+        found.append(ParameterGroup(members, _fields_of_torch(fields)))
+    return ParameterGroups(merged(found)) if found else None
 
 
 def _fields_of_torch(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,14 +11,19 @@ from typing import Any
 from intarsia.errors import FormatError, UsageError
 from intarsia.format.megatron.optimizer.groups import EXPERTS, SCALER, groups_in, is_free
 from intarsia.format.optimizer_state.learning_rates import OVERRIDES
-from intarsia.format.optimizer_state.parameter_groups import Group, Groups, different_fields, merged
+from intarsia.format.optimizer_state.parameter_groups import (
+    ParameterGroup,
+    ParameterGroups,
+    different_fields,
+    merged,
+)
 
 Row = tuple[str, int, str]
 """A parameter: Megatron's name, the number of axes, and a logical tensor of it."""
 
 
 def as_megatron(
-    groups: Groups | None, rows: Iterable[Row], step: int | None, chained: bool
+    groups: ParameterGroups | None, rows: Iterable[Row], step: int | None, chained: bool
 ) -> dict[Any, Any]:
     """The optimizer's part of the common state, with a group for every kind of parameter there is.
 
@@ -40,7 +45,7 @@ Kind = tuple[bool, bool]
 
 
 def _by_kind(
-    groups: Groups | None, rows: Iterable[Row], chained: bool
+    groups: ParameterGroups | None, rows: Iterable[Row], chained: bool
 ) -> dict[Kind, dict[str, Any]]:
     """The settings of every kind of parameter, which all groups of torch's with such members share."""
     each = merged(groups.each) if groups else ()
@@ -72,7 +77,9 @@ _ELSEWHERE = (
 )
 
 
-def _unlike(each: tuple[Group, ...], unlike: Mapping[Kind, Mapping[int, list[str]]]) -> str:
+def _unlike(
+    each: tuple[ParameterGroup, ...], unlike: Mapping[Kind, Mapping[int, list[str]]]
+) -> str:
     """Both groupings: torch's, and the groups of Megatron's in which they meet."""
     lines = ["parameter groups with different settings would share one Megatron group: Megatron"]
     lines[0] += " groups parameters only by weight decay and expert parallelism"

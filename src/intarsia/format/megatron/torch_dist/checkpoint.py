@@ -51,8 +51,8 @@ from intarsia.format.megatron.torch_dist.entries_to_write import entries_to_writ
 from intarsia.format.megatron.torch_dist.extra_states import empty_states
 from intarsia.format.megatron.torch_dist.names import name_tensors
 from intarsia.format.megatron.torch_dist.write import arrange
-from intarsia.format.optimizer_state.parameter_groups import Groups, megatron_groups_count
-from intarsia.format.request import EntriesToWrite, Source, Wanted
+from intarsia.format.optimizer_state.parameter_groups import ParameterGroups, megatron_groups_count
+from intarsia.format.request import EntriesToWrite, SourceWithEntries, Wanted
 from intarsia.format.torch_file.plain import plain
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
@@ -161,14 +161,14 @@ class TorchDist(MegatronFormat):
             return ()
         return tuple(name for name in state_among(src.logical) if kind_of(name) == STEP)
 
-    def groups(self, src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:
+    def groups(self, src: Manifest, entries: Mapping[str, bytes]) -> ParameterGroups | None:
         if stored_by_torch := super().groups(src, entries):
             return stored_by_torch
         common = common_in(entries)
         held = groups_in(optimizer_of(common, entries))
         return as_torch(held, src.stored.values(), src.logical, plain(arguments_of(common)))
 
-    def entries_to_write(self, src: Source, wanted: Wanted) -> EntriesToWrite:
+    def entries_to_write(self, src: SourceWithEntries, wanted: Wanted) -> EntriesToWrite:
         return entries_to_write(src, wanted)
 
     def entries_for_weights(self, src: Manifest, read: ReadEntries) -> Mapping[str, bytes]:

@@ -11,13 +11,13 @@ from intarsia.format.optimizer_state.parameter_groups import (
     has_megatron_groups,
     megatron_groups_count,
 )
-from intarsia.format.request import EntriesToWrite, Source, Wanted
+from intarsia.format.request import EntriesToWrite, SourceWithEntries, Wanted
 from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.state.names import SHARED_STATE, STEP, TORCH_STATE, StateName, kind_of
 
 
-def entries_to_write(src: Source, wanted: Wanted) -> EntriesToWrite:
+def entries_to_write(src: SourceWithEntries, wanted: Wanted) -> EntriesToWrite:
     """Entries as they are where Megatron's groups have the step; else the step, and the groups of torch's."""
     if megatron_groups_count(src.manifest.entries):
         _check_steps(src)
@@ -37,7 +37,7 @@ def entries_to_write(src: Source, wanted: Wanted) -> EntriesToWrite:
     return EntriesToWrite(src.entries, groups, step)
 
 
-def _check_steps(source: Source) -> None:
+def _check_steps(source: SourceWithEntries) -> None:
     """Raise where the counters of parameters contradict the steps of the groups, which are written."""
     src, entries = source.manifest, source.entries
     if src.format == "torch_dist":
@@ -59,7 +59,7 @@ def _check_steps(source: Source) -> None:
         )
 
 
-def _step_in(src: Source) -> float | None:
+def _step_in(src: SourceWithEntries) -> float | None:
     """The step that is stored as a number beside the tensors; raise where more than that is."""
     steps = set[float]()
     for name, data in src.entries.items():

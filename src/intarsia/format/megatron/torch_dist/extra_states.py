@@ -14,7 +14,7 @@ from itertools import product
 
 from intarsia.errors import IntarsiaError
 from intarsia.format.megatron.common import read_state
-from intarsia.format.torch_file.inert import Tensor
+from intarsia.format.torch_file.inert import InertTensor
 from intarsia.format.torch_file.torch_frame import write_object
 from intarsia.planning.manifest import Entry
 from intarsia.store.reading.folder import Folder
@@ -48,7 +48,7 @@ def says_nothing(name: str, data: bytes) -> bool:
         value = read_state(data, name)
     except IntarsiaError:
         return False
-    return value is None or (isinstance(value, Tensor) and 0 in value.shape)
+    return value is None or (isinstance(value, InertTensor) and 0 in value.shape)
 
 
 def extra_states(leading: Mapping[str, tuple[int, ...]]) -> dict[str, bytes]:
