@@ -427,3 +427,15 @@ def test_objects_alone_are_no_checkpoint(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     (fault,) = intarsia.verify(tmp_path / "dcp").faults
     assert "flatten_state_dict" in fault.hint
+
+
+def test_a_tensor_of_another_class_is_called_so_with_what_to_do(tmp_path: Path) -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    held = {"w": TwoTensor(torch.randn(4, 4), torch.randn(4, 4)), "v": torch.randn(4, 4)}
+    src = write_dcp(tmp_path / "src", held)
+    (fault,) = intarsia.verify(src).faults
+    assert "a plain tensor is expected, found torch" in fault.text
+    assert fault.next == "save full or sharded plain tensors, dequantized, not a tensor subclass"
+    with pytest.raises(FormatError, match=r"found torch[\w.]*TwoTensor[\s\S]*dequantized"):
+        intarsia.convert(src, tmp_path / "out", to="hf")

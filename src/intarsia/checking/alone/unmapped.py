@@ -82,14 +82,14 @@ def _wrong_chunk(
         found = crc32_of(partial(folder.read, chunk.file), start, length, budget.window_bytes)
     except IntarsiaError as error:
         where = f"{chunk.file} byte {chunk.start_bytes:,}"
-        kind, text = error.kind, error.brief
+        kind, text, hint = error.kind, error.brief, error.hint or ""
     else:
         if crc is None or found == crc:
             return
         where = f"{chunk.file} bytes [{start:,}:{start + length:,})"
         kind, text = "checksum-wrong", f"CRC-32 {found:08x}, recorded {crc:08x} when it was saved"
-        text += "; no logical tensor holds it"
-    yield Fault(kind, (name,), where, text, chunk.box.size, files=(chunk.file,))
+        text, hint = f"{text}; no logical tensor holds it", ""
+    yield Fault(kind, (name,), where, text, chunk.box.size, hint, (chunk.file,))
 
 
 def copies_that_differ(manifest: Manifest, budget: Budget) -> Iterator[Fault]:

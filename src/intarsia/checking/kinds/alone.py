@@ -53,7 +53,7 @@ ALONE = (
             row="two ranks saved the same optimizer state (tensor-parallel copies in Megatron's buckets), and the copies are not equal"),
         FaultKind("chunk-mismatch",
             "a data file holds another element type or shape than the metadata says",
-            "restore the file that belongs to this save: it is another's, or damaged",
+            "restore the file that belongs to this save: it is another's, or damaged; if a library quantised the weights (torchao), save them dequantised",
             row="a data file holds another element type or shape than the metadata says: the file is another save's"),
         FaultKind("digest-differs",
             "a tensor is not the one whose digest was stored",

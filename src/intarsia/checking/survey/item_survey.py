@@ -272,7 +272,9 @@ class ItemSurvey:
         error = next((part.fault for part in parts if part.fault is not None), None)
         if error is not None:
             where = f"{chunk.file} byte {chunk.start_bytes:,}"
-            yield Fault(error.kind, names, where, error.brief, size, files=files)
+            yield Fault(
+                error.kind, names, where, error.brief, size, hint=error.hint or "", files=files
+            )
             return
         place, found = self._places[number], 0
         self.stats.unsealed += place.unsealed

@@ -25,7 +25,8 @@ _SHOWN = 8
 _NEXT = {
     "elements-missing": "restore what is missing, or use a checkpoint that is whole",
     "chunks-overlap": "save the checkpoint again: nothing says which of the two is right",
-    "chunk-mismatch": "restore the file and the metadata that belong to one save",
+    "chunk-mismatch": "restore the file and the metadata that belong to one save; if a library quantised these weights"
+    " (torchao, TransformerEngine), save them dequantised",
 }
 
 
