@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
 import intarsia
 from intarsia.errors import CoverageError, ForeignNamesError
@@ -95,6 +96,63 @@ def test_layers_that_are_not_stored_are_missed_as_with_a_table(tmp_path: Path) -
     assert plan.proven
     assert any("makes new ones for HeliumForCausalLM: lm_head.weight" in n for n in plan.notes)
     assert any(n.endswith("carried name by name: score.weight") for n in plan.notes)
+
+
+def test_a_shape_that_the_configuration_does_not_give_is_a_fault_as_with_a_table(
+    tmp_path: Path,
+) -> None:
+    tensors = sound() | {"model.layers.1.mlp.up_proj.weight": torch.randn(24, 64) * 0.05}
+    report = intarsia.verify(write_hf(tmp_path / "one", tensors, HELIUM))
+    (fault,) = report.faults
+    assert (fault.kind, fault.tensors) == ("shape-wrong", ("model.layers.1.mlp.up_proj.weight",))
+    assert "[24, 64], config.json gives HeliumForCausalLM [" in fault.text
+    fewer = HELIUM | {"vocab_size": HELIUM["vocab_size"] - 3}
+    report = intarsia.verify(write_hf(tmp_path / "vocabulary", sound(), fewer))
+    assert {f.kind for f in report.faults} == {"vocabulary-padded"}
+    unnamed = {k: v for k, v in fewer.items() if k != "architectures"}
+    assert intarsia.verify(write_hf(tmp_path / "unnamed", sound(), unnamed)), "it may be another class"
+
+
+def test_layers_beyond_the_configuration_are_told_as_with_a_table(tmp_path: Path) -> None:
+    fewer = HELIUM | {"num_hidden_layers": HELIUM["num_hidden_layers"] - 1}
+    (fault,) = intarsia.verify(write_hf(tmp_path / "hf", sound(), fewer)).faults
+    last = f"model.layers.{fewer['num_hidden_layers']}."
+    assert (fault.kind, {*fault.tensors}) == (
+        "config-contradicts", {n for n in sound() if n.startswith(last)}
+    )  # fmt: skip
+    further = sound() | {f"{last}eh_proj.weight": torch.randn(64, 128) * 0.05}
+    assert intarsia.verify(write_hf(tmp_path / "mtp", further, fewer)), "it predicts further tokens"
+
+
+def test_a_tower_beside_a_text_part_is_compared_with_the_model(tmp_path: Path) -> None:
+    config = {
+        "model_type": "qwen2_vl", "architectures": ["Qwen2VLForConditionalGeneration"], "vocab_size": 32,
+        "text_config": {
+            "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "num_key_value_heads": 1, "vocab_size": 32, "tie_word_embeddings": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]},
+        },
+        "vision_config": {"depth": 2, "embed_dim": 8, "hidden_size": 16, "num_heads": 2, "mlp_ratio": 2, "patch_size": 2},
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        Qwen2VLForConditionalGeneration(Qwen2VLConfig(**config)).save_pretrained(tmp_path / "sound")
+    assert intarsia.verify(tmp_path / "sound")
+    tensors = read_hf(tmp_path / "sound")
+    config = json.loads((tmp_path / "sound" / "config.json").read_text())
+    block = {name: x for name, x in tensors.items() if "visual.blocks.1." in name}
+    assert block
+    rest = {name: x for name, x in tensors.items() if name not in block}
+    (fault,) = intarsia.verify(write_hf(tmp_path / "less", rest, config)).faults
+    assert (fault.kind, {*fault.tensors}) == ("layers-missing", {*block})
+    name = next(name for name in block if name.endswith("fc1.weight"))
+    cut = tensors | {name: tensors[name][:5].clone()}
+    (fault,) = intarsia.verify(write_hf(tmp_path / "cut", cut, config)).faults
+    assert (fault.kind, fault.tensors) == ("shape-wrong", (name,))
+    fewer = config | {"vision_config": config["vision_config"] | {"depth": 1}}
+    (fault,) = intarsia.verify(write_hf(tmp_path / "more", tensors, fewer)).faults
+    assert (fault.kind, {*fault.tensors}) == ("config-contradicts", {*block})
 
 
 def test_a_file_that_is_lost_is_one_fault(tmp_path: Path) -> None:

@@ -6,16 +6,18 @@ other names is whole and readable, and loads as a random model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from intarsia.errors import FamilyError, few
 from intarsia.family import model_types, table_for
 from intarsia.family.table import MEGATRON
+from intarsia.format.complaint import Complain, Complaint
 from intarsia.format.folder.adapters import is_adapter
 from intarsia.format.naming.foreign_names import foreign_names
-from intarsia.format.naming.logical_names import common_dtype
+from intarsia.format.naming.logical_names import common_dtype, shape_fault
+from intarsia.format.naming.named_tensors import files_of
 from intarsia.format.naming.section import TOP
 from intarsia.format.naming.wrappers import bare
 from intarsia.format.registry import read_manifest
@@ -29,20 +31,25 @@ if TYPE_CHECKING:
 _CONVERT = "`intarsia convert PATH OUT --to hf` writes the same tensors under the names of the hub"
 
 
-def compared_with_model(src: Manifest, *, on_disk: bool = False) -> Manifest:
+def compared_with_model(
+    src: Manifest, *, on_disk: bool = False, complain: Complain | None = None
+) -> Manifest:
     """A manifest that names the tensors which Transformers would miss; raise where it would find none.
 
     The names are those that are read, or those `on_disk`: a section or a wrapper may be before these.
+    With `complain`, so are tensors that it finds and that are not the model's, and what is beside a text
+    part that a table knows is compared, too.
     """
     config = src.config
     if config is None or not config.get("model_type") or is_adapter(src):
         return src
-    if config["model_type"] in model_types():
+    weights, tabled = [*_weights(src)], config["model_type"] in model_types()
+    if tabled:
         if on_disk:
-            check_hub_names((s.on_disk for s in _weights(src)), src, _CONVERT)
+            check_hub_names((s.on_disk for s in weights), src, _CONVERT)
             _check_wrapped(src)
-        return src
-    weights = [*_weights(src)]
+        table = table_for(config) if complain else None
+        weights = [s for s in weights if table and table.is_beside_the_text(s.name)]
     names = [s.on_disk if on_disk else s.name for s in weights]
     if not names:
         return src
@@ -57,24 +64,33 @@ def compared_with_model(src: Manifest, *, on_disk: bool = False) -> Manifest:
         return replace(src, notes=(*src.notes, note))
     taken = model.taken(looked_for)
     if not taken:
+        if tabled:
+            return src
         step = _CONVERT if on_disk and model.taken(s.name for s in weights) else _step(model, src)
         raise foreign_names(names, model.model.kind, src.path, step=step)
     parts = src.quantised.kind_of_part
-    pairs = zip(names, weights, strict=True)
+    pairs = [*zip(names, weights, strict=True)]
     strange = [name for name, s in pairs if name not in taken and s.name not in parts]
     notes, absent = list[str](), tuple[Logical, ...]()
-    if strange:
+    if strange and not tabled:
         notes.append(
             f"not names of Transformers' {model.model.kind}, carried name by name: {few(strange, 4)}"
         )
-    if not src.quantised and table_for(config) is None:
+    if not src.quantised and (tabled or table_for(config) is None):
         try:
             lost, others = model.missing(taken)
+            if complain is not None:
+                _complain_of_others(model, dict(pairs), strange, src, complain)
         except FamilyError as why:
             lost, others = {}, []
             notes.append(
                 f"whether all that Transformers needs is stored was not checked: {why.brief}"
             )
+        if tabled:
+            table = table_for(config)
+            known = table.known if table else ()
+            lost = {name: shape for name, shape in lost.items() if name not in known}
+            others = [name for name in others if name not in known]
         dtype = common_dtype(weights)
         absent = tuple(Logical(name, shape, dtype) for name, shape in lost.items())
         if others:
@@ -84,6 +100,32 @@ def compared_with_model(src: Manifest, *, on_disk: bool = False) -> Manifest:
             )
     problems, said = (*src.problems, *absences(absent)), (*src.notes, *notes)
     return replace(src, absent=(*src.absent, *absent), problems=problems, notes=said)
+
+
+def _complain_of_others(
+    model: ModelNames,
+    held: Mapping[str, Stored],
+    strange: Sequence[str],
+    src: Manifest,
+    complain: Complain,
+) -> None:
+    """Tell of tensors whose shape is not the model's, and of layers that it does not have."""
+    kind, about = model.model.kind, "the configuration is another model's, or the tensor is damaged"
+    for name, want in model.misshapen({name: s.shape for name, s in held.items()}):
+        s = held[name]
+        error = FamilyError(
+            f"`{name}` has shape {list(s.shape)}, config.json gives {kind} {list(want)} - at {src.path}",
+            hint=about,
+            kind=shape_fault(name, s.shape, want),
+            tensors=(name,),
+        )
+        complain(Complaint(error, files_of(s), s.layout.tensors))
+    beyond = [*model.beyond(strange, [name for name in held if name not in strange])]
+    if beyond:
+        text = f"{len(beyond):,} tensors are of layers that config.json does not give {kind}: {few(beyond)}"
+        error = FamilyError(f"{text} - at {src.path}", tensors=tuple(beyond))
+        files = dict.fromkeys(file for name in beyond for file in files_of(held[name]))
+        complain(Complaint(error, tuple(files), tuple(beyond)))
 
 
 def check_hub_names(names: Iterable[str], src: Manifest, step: str) -> None:

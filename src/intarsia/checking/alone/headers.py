@@ -148,7 +148,7 @@ def read_headers(
     try:
         manifest = read_manifest(where, config, kept.append, section)
         if format_named(manifest.format).found_by_name:
-            manifest = compared_with_model(manifest, on_disk=True)
+            manifest = compared_with_model(manifest, on_disk=True, complain=kept.append)
         return Headers(str(where), manifest, tuple(kept))
     except UsageError:
         raise  # a question to the user, no fault of the checkpoint's

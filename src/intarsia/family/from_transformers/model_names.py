@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -56,17 +56,42 @@ class ModelNames:
 
     def taken(self, stored: Iterable[str]) -> dict[str, str]:
         """The stored names that are found, each with the tensor of the module that it is, or is a part of."""
+        return {key: name for key, name, _ in self._caught(stored)}
+
+    def _caught(self, stored: Iterable[str]) -> Iterator[tuple[str, str, bool]]:
+        """As `taken`, and whether the tensor of the module is made of the stored one by a converter."""
         model = self.model
         renamings, converters = sorted_rules(model.rules)
-        rename, found = model.loading.rename_source_key, dict[str, str]()
+        rename = model.loading.rename_source_key
         for key in sorted(stored, key=model.loading.dot_natural_key):
-            name, _ = rename(key, renamings, converters, model.base, model.shapes)
+            name, made = rename(key, renamings, converters, model.base, model.shapes)
             if name not in model.shapes:
                 # A pattern may have caught a name that was right.
-                name, _ = rename(key, [], [], model.base, model.shapes)
+                name, made = rename(key, [], [], model.base, model.shapes)
             if name in model.shapes:
-                found[key] = name
-        return found
+                yield key, name, made is not None
+
+    def misshapen(self, stored: Mapping[str, Shape]) -> Iterator[tuple[str, Shape]]:
+        """The names of parameters that are stored in another shape than the model's, which is given: none loads them."""
+        on_disk = shapes_on_disk(self.model) if self.certain else {}
+        for key, name, made in self._caught(stored if self.certain else ()):
+            want = on_disk.get(key) if made else self.model.shapes[name]
+            if name in self.model.trained and want is not None and want != stored[key]:
+                yield key, want
+
+    def beyond(self, strange: Iterable[str], taken: Iterable[str]) -> Iterator[str]:
+        """Names that are not found, of layers that are like the model's and that it does not have.
+
+        A layer that holds tensors of no known name as well is one that predicts further tokens.
+        """
+        known = {_NUMBERED.sub(".*.", key) for key in taken}
+        layers: dict[str, list[str]] = {}
+        for name in strange:
+            if (number := _NUMBERED.search(name)) and not self.model.passes_over(name):
+                layers.setdefault(name[: number.end()], []).append(name)
+        for names in layers.values():
+            if all(_NUMBERED.sub(".*.", name) in known for name in names):
+                yield from names
 
     def sections(self, stored: Iterable[str]) -> dict[str, int]:
         """What stands before names that would be found without it, and before how many of them."""

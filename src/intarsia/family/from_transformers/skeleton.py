@@ -37,6 +37,8 @@ class Skeleton:
     loading: Any
     fits_type: bool
     """Whether its class is one for the configuration's model_type, as Transformers' own choice would be."""
+    unread: tuple[re.Pattern[str], ...]
+    """Names that may be stored and that Transformers does not load, by its own word."""
 
     @staticmethod
     def of(config: Config, *, base: bool = False) -> Skeleton:
@@ -83,7 +85,12 @@ class Skeleton:
             conversion_mapping.get_model_conversion_mapping(model, add_legacy=False),
             core_model_loading,
             isinstance(whole, kind.config_class or ()),
+            tuple(map(re.compile, getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())),
         )
+
+    def passes_over(self, name: str) -> bool:
+        """Whether Transformers knows that a tensor may be stored, and does not load it."""
+        return any(pattern.search(name) for pattern in self.unread)
 
 
 _LOADING = {
