@@ -10,6 +10,7 @@ from intarsia.checking.diagnosis.hypotheses.faults_of_moves import (
 )
 from intarsia.checking.diagnosis.hypotheses.moves import Move
 from intarsia.checking.diagnosis.hypothesis import Score
+from intarsia.checking.diagnosis.summary import missing
 
 GATE, UP = "model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight"
 
@@ -43,6 +44,54 @@ def test_tensors_that_no_module_tells_apart_go_by_their_own_words() -> None:
     assert texts(moved(weight, bias, "A"), names=(weight, bias)) == [
         "weight holds the values of bias in A"
     ]
+
+
+def test_modules_of_one_name_go_by_the_words_that_tell_them_apart() -> None:
+    own, cross, encoder = (
+        f"model.{stack}.layers.0.{word}.{{}}.weight"
+        for stack, word in (("decoder", "self_attn"), ("decoder", "encoder_attn"), ("encoder", "self_attn"))
+    )  # fmt: skip
+    both = ("q_proj", "k_proj")
+    names = tuple(x.format(role) for x in (own, cross, encoder) for role in both)
+
+    def told(to: str, source: str) -> list[str]:
+        return texts(*(moved(to.format(x), source.format(x), "B") for x in both), names=names)
+
+    assert told(cross, own) == ["encoder_attn holds the values of self_attn in B"]
+    assert told(own, encoder) == ["decoder holds the values of encoder in B"]
+    tower = "visual.merger.norm.weight", "visual.blocks.1.attn.norm.weight"
+    assert texts(moved(*tower, "B"), names=tower) == [
+        "visual.merger.norm.weight holds the values of visual.blocks.*.attn.norm.weight in B"
+    ]
+
+
+def test_experts_of_other_layers_are_told_with_their_layers() -> None:
+    up = "model.layers.{}.mlp.experts.{}.up_proj.weight"
+    found = [moved(up.format(k, 0), up.format(k - 1, 7), "B") for k in (1, 2)]
+    assert texts(*found, names=tuple(up.format(k, e) for k in range(3) for e in range(8))) == [
+        "experts hold those of other layers in B: 0 of layer 1 holds 7 of layer 0, 0 of layer 2 holds 7 of layer 1"
+    ]
+
+
+def test_what_a_side_lacks_is_told_by_the_stack_and_the_layer_that_it_is_of() -> None:
+    expert = "model.layers.{}.mlp.experts.{}.up_proj.weight"
+    held = [expert.format(k, e) for k in range(3) for e in range(2)] + ["visual.blocks.0.up.weight"]
+
+    def told(*lost: str) -> dict[str, tuple[str, tuple[str, ...]]]:
+        present = [name for name in held if name not in lost]
+        return {f.kind: (f.text, f.tensors) for f in missing("B", lost, present)}
+
+    tower = "visual.blocks.1.up.weight"
+    assert told(tower) == {"layers-missing": ("missing in B: layers 1", (tower,))}
+    one = expert.format(2, 1)
+    assert told(one) == {"experts-missing": ("missing in B: experts 1", (one,))}
+    layer = expert.format(1, 0), expert.format(1, 1)
+    assert told(*layer, one, "model.norm.weight") == {
+        "layers-missing": ("missing in B: layers 1", layer),
+        "experts-missing": ("missing in B: experts 1", (one,)),
+        "tensors-missing": ("missing in B: 1 tensors", ("model.norm.weight",)),
+    }
+    assert told("other.layers.0.up.weight").keys() == {"tensors-missing"}, "a stack of another name"
 
 
 def test_moments_under_each_other_s_names_go_by_their_kinds() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from intarsia.checking.diagnosis.names import listed
 from intarsia.checking.fault import Fault
 from intarsia.checking.pair.comparison import Comparison
+from intarsia.state.names import parameter_of
 from tests.faults.statements.differences import Told, holds_of
 from tests.faults.statements.held import Sides, beyond_rounding, differ_at, number
 from tests.faults.statements.places import Stored
@@ -74,14 +75,17 @@ def _missing(fault: Fault, sides: Sides) -> Iterator[str]:
         yield "nobody can carry out"
         return
     mine, other = (sides.b, sides.a) if found[1] == "B" else (sides.a, sides.b)
-    if {*fault.tensors} != {n for n in other if n not in mine}:
+    if not {*fault.tensors} <= {n for n in other if n not in mine}:
         yield "other tensors are missing"
     if found[2] and number(found[2]) != len(fault.tensors):
         yield f"{len(fault.tensors)} are missing"
     if found[3]:
         lost = {_number(n, found[3]) for n in fault.tensors}
-        held = {_number(n, found[3]) for n in mine if f".{found[3]}." in n}
-        if listed(lost) != found[4] or lost & held:
+        places, held = (
+            {(f[1], int(f[2])) for n in names if (f := re.search(rf"(.*?\b{found[3]}\.)(\d+)\.", n))}
+            for names in (map(parameter_of, fault.tensors), map(parameter_of, mine))
+        )
+        if listed(lost) != found[4] or places & held:
             yield "untrue"
 
 
@@ -187,6 +191,8 @@ def _of_many(
             _has_role(n, found[1]) and _from_role(n, found[2], found[3], changed, sides)
             for n in tensors
         )
+    if found := re.fullmatch(r"experts hold those of other layers in (A|B): (.*)", text):
+        return lambda: _across(found[2], found[1], tensors, changed, sides)
     if found := re.fullmatch(
         r"layers shifted by (-?\d+) from layer (\d+) on: layer (\d+) of (A|B) is layer (\d+) of the other", text
     ):  # fmt: skip
@@ -272,8 +278,8 @@ def _is_swap(tensors: tuple[str, ...], sides: Sides) -> bool:
 
 
 def _has_role(name: str, role: str) -> bool:
-    """Whether a name ends in a role and one word after it, or in the role itself where no module has it."""
-    return name.split(".")[-2:-1] == [role] or name.split(".")[-1] == role
+    """Whether a role is a word of a name, or all of it but for its numbers."""
+    return role in name.split(".") or role == re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
 
 
 def _from_role(name: str, role: str, side: str, changed: bool, sides: Sides) -> bool:
@@ -301,6 +307,25 @@ def _shifted(
             if not _holds(name, _put(stem, "layers", source), side, changed, sides):
                 return False
     return expected == {*tensors}
+
+
+def _across(
+    told: str, side: str, tensors: tuple[str, ...], changed: bool, sides: Sides
+) -> bool:
+    """Experts hold those of other layers, as far as the list goes."""
+    ways = {
+        (int(e), int(k)): (int(f), int(j))
+        for e, k, f, j in re.findall(r"(\d+) of layer (\d+) holds (\d+) of layer (\d+)", told)
+    }
+    for name in tensors:
+        source = ways.get((_number(name, "experts"), _number(name, "layers")))
+        if source is None and not told.endswith("…"):
+            return False
+        if source and not _holds(
+            name, _put(_put(name, "experts", source[0]), "layers", source[1]), side, changed, sides
+        ):
+            return False
+    return True
 
 
 def _mapped(found: re.Match[str], tensors: tuple[str, ...], changed: bool, sides: Sides) -> bool:

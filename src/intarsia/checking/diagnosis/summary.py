@@ -14,7 +14,15 @@ from intarsia.checking.diagnosis.names import listed, where, with_numbers
 from intarsia.checking.diagnosis.where.elements import DENSE, AxisBlock, DifferingElements
 from intarsia.checking.diagnosis.where.files import wrong_files
 from intarsia.checking.fault import Fault
-from intarsia.checking.naming import expert_in, expert_of, layer_in, layer_of, without_layer
+from intarsia.checking.naming import (
+    ModelPlace,
+    expert_in,
+    expert_of,
+    layer_in,
+    layer_of,
+    place_of,
+    without_layer,
+)
 from intarsia.checking.pair.quantised_differently import QuantisedDifferently
 from intarsia.mesh import share
 from intarsia.planning.manifest import Logical, Manifest
@@ -47,19 +55,29 @@ def summarise(findings: Sequence[Finding], a: Manifest, b: Manifest) -> tuple[Fa
 
 
 def missing(side: str, names: Iterable[str], present: Iterable[str]) -> Iterator[Fault]:
-    """Faults for tensors that only the other side holds: experts, layers, single ones."""
-    names, present = list(names), list(present)
-    if not names:
-        return
-    text = f"missing in {side}: {len(names):,} tensors"
-    kind = "tensors-missing"
-    for what, number_of in (("experts", expert_of), ("layers", layer_of)):
-        lost = {k for n in names if (k := number_of(n)) is not None}
-        if all(number_of(n) is not None for n in names):
-            if lost.isdisjoint(map(number_of, present)):
-                kind, text = f"{what}-missing", f"missing in {side}: {what} {listed(lost)}"
-            break
-    yield Fault(kind, tuple(names), where(names), text)
+    """Faults for tensors that only the other side holds: layers, experts, single ones."""
+    held = [*map(place_of, present)]
+    stacks, layers = {p.stack for p in held}, {p.layer_of_stack for p in held}
+    experts = {_expert(p) for p in held}
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        p, what = place_of(name), "tensors"
+        if p.layer is not None and p.stack in stacks and p.layer_of_stack not in layers:
+            what = "layers"
+        elif p.expert is not None and _expert(p) not in experts:
+            what = "experts"
+        groups.setdefault(what, []).append(name)
+    for what, lost in groups.items():
+        text = f"{len(lost):,} tensors"
+        if what != "tensors":
+            number_of = layer_of if what == "layers" else expert_of
+            text = f"{what} {listed(k for n in lost if (k := number_of(n)) is not None)}"
+        yield Fault(f"{what}-missing", tuple(lost), where(lost), f"missing in {side}: {text}")
+
+
+def _expert(place: ModelPlace) -> tuple[str, int | None, int | None]:
+    """An expert, of which each layer has its own."""
+    return place.template.partition("experts.*")[0], place.layer, place.expert
 
 
 def not_comparable(apart: QuantisedDifferently) -> Iterator[Fault]:

@@ -47,6 +47,8 @@ def faults_of_moves(
                 found, text = _experts(group, names, equal)
             elif kind == "layers":
                 found, text = _layers(group, names, equal)
+            elif kind == "experts of layers":
+                found, text = MOVED, _across(group)
             else:
                 found, text = _swapped(side, mutual, *roles)
             text += ", and their numbers changed" if any(m.change for m in group) else ""
@@ -97,11 +99,13 @@ def _kind(move: Move) -> tuple[str, ...]:
             return ("experts",)
     elif without_layer(move.to) == without_layer(move.source):
         return ("layers",)
+    elif without_expert(without_layer(move.to)) == without_expert(without_layer(move.source)):
+        return ("experts of layers",)
     return ("names", *_roles(move.to, move.source))
 
 
 def _roles(to: str, source: str) -> tuple[str, str]:
-    """What two tensors are called for short: their modules, or their own words where modules do not tell them apart.
+    """What two tensors are called for short: their modules, or the last words that tell them apart where modules do not.
 
     Two states of unlike kinds, or a state and a weight, are called by their kinds.
     """
@@ -111,7 +115,12 @@ def _roles(to: str, source: str) -> tuple[str, str]:
     one, other = (without_expert(without_layer(name)).split(".") for name in (to, source))
     modules = (one[-2:][0], other[-2:][0])
     alike = modules[0] == modules[1] or "*" in modules
-    return (one[-1], other[-1]) if alike and one[-1] != other[-1] else modules
+    if not alike:
+        return modules
+    apart = [pair for pair in zip(reversed(one), reversed(other), strict=False) if pair[0] != pair[1]]
+    if len(one) != len(other):
+        return ".".join(one), ".".join(other)
+    return apart[0] if apart else modules
 
 
 def _swapped(side: str, mutual: bool, one: str, other: str) -> tuple[str, str]:
@@ -189,6 +198,14 @@ def _layers(group: list[Move], names: list[str], equal: Collection[str]) -> tupl
     if _is_twice(group, equal):
         return "layers-duplicated", f"layers duplicated in {side}: {_mapping(found)}"
     return MOVED, f"layers hold others in {side}: {_mapping(found)}"
+
+
+def _across(group: list[Move]) -> str:
+    """Experts that hold those of other layers."""
+    ways = {(layer_of(m.to), expert_of(m.to), layer_of(m.source), expert_of(m.source)) for m in group}
+    shown = [f"{e} of layer {k} holds {f} of layer {j}" for k, e, j, f in sorted(ways, key=str)]
+    more = ", …" if len(shown) > 16 else ""
+    return f"experts hold those of other layers in {group[0].side}: {', '.join(shown[:16])}{more}"
 
 
 def _is_twice(group: list[Move], equal: Collection[str]) -> bool:
