@@ -110,7 +110,9 @@ def test_a_shape_that_the_configuration_does_not_give_is_a_fault_as_with_a_table
     report = intarsia.verify(write_hf(tmp_path / "vocabulary", sound(), fewer))
     assert {f.kind for f in report.faults} == {"vocabulary-padded"}
     unnamed = {k: v for k, v in fewer.items() if k != "architectures"}
-    assert intarsia.verify(write_hf(tmp_path / "unnamed", sound(), unnamed)), "it may be another class"
+    assert intarsia.verify(write_hf(tmp_path / "unnamed", sound(), unnamed)), (
+        "it may be another class"
+    )
 
 
 def test_layers_beyond_the_configuration_are_told_as_with_a_table(tmp_path: Path) -> None:

@@ -82,7 +82,11 @@ def _missing(fault: Fault, sides: Sides) -> Iterator[str]:
     if found[3]:
         lost = {_number(n, found[3]) for n in fault.tensors}
         places, held = (
-            {(f[1], int(f[2])) for n in names if (f := re.search(rf"(.*?\b{found[3]}\.)(\d+)\.", n))}
+            {
+                (f[1], int(f[2]))
+                for n in names
+                if (f := re.search(rf"(.*?\b{found[3]}\.)(\d+)\.", n))
+            }
             for names in (map(parameter_of, fault.tensors), map(parameter_of, mine))
         )
         if listed(lost) != found[4] or places & held:
@@ -309,9 +313,7 @@ def _shifted(
     return expected == {*tensors}
 
 
-def _across(
-    told: str, side: str, tensors: tuple[str, ...], changed: bool, sides: Sides
-) -> bool:
+def _across(told: str, side: str, tensors: tuple[str, ...], changed: bool, sides: Sides) -> bool:
     """Experts hold those of other layers, as far as the list goes."""
     ways = {
         (int(e), int(k)): (int(f), int(j))

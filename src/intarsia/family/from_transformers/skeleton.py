@@ -85,7 +85,9 @@ class Skeleton:
             conversion_mapping.get_model_conversion_mapping(model, add_legacy=False),
             core_model_loading,
             isinstance(whole, kind.config_class or ()),
-            tuple(map(re.compile, getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())),
+            tuple(
+                map(re.compile, getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
+            ),
         )
 
     def passes_over(self, name: str) -> bool:

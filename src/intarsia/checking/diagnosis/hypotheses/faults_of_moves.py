@@ -117,7 +117,9 @@ def _roles(to: str, source: str) -> tuple[str, str]:
     alike = modules[0] == modules[1] or "*" in modules
     if not alike:
         return modules
-    apart = [pair for pair in zip(reversed(one), reversed(other), strict=False) if pair[0] != pair[1]]
+    apart = [
+        pair for pair in zip(reversed(one), reversed(other), strict=False) if pair[0] != pair[1]
+    ]
     if len(one) != len(other):
         return ".".join(one), ".".join(other)
     return apart[0] if apart else modules
@@ -202,7 +204,9 @@ def _layers(group: list[Move], names: list[str], equal: Collection[str]) -> tupl
 
 def _across(group: list[Move]) -> str:
     """Experts that hold those of other layers."""
-    ways = {(layer_of(m.to), expert_of(m.to), layer_of(m.source), expert_of(m.source)) for m in group}
+    ways = {
+        (layer_of(m.to), expert_of(m.to), layer_of(m.source), expert_of(m.source)) for m in group
+    }
     shown = [f"{e} of layer {k} holds {f} of layer {j}" for k, e, j, f in sorted(ways, key=str)]
     more = ", …" if len(shown) > 16 else ""
     return f"experts hold those of other layers in {group[0].side}: {', '.join(shown[:16])}{more}"
