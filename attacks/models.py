@@ -14,7 +14,7 @@ from intarsia.family import Param, table_for
 from intarsia.format.dcp.metadata import Metadata, TensorRecord, read_metadata
 from intarsia.format.dcp.metadata_write import write_metadata
 from intarsia.format.hf.safetensors_header import make_header
-from intarsia.format.megatron.optimizer.parameter_order import SPECS, parameters_of
+from intarsia.format.megatron.optimizer.parameter_order import SPECS, parameters_in_memory
 from intarsia.format.registry import read_manifest
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Entry
@@ -75,7 +75,7 @@ def buckets(folder: Path) -> Path:
     held = read_manifest(home).stored.values()
     rows = [Param(s.name, s.layout, s.rule, s.value) for s in held if "optimizer" not in s.name]
     cuts = [0]
-    for parameter in reversed(parameters_of(rows, SPECS[0])):
+    for parameter in reversed(parameters_in_memory(rows, SPECS[0])):
         row = parameter.local(parameter.parts)
         start = -(-cuts[-1] // 64) * 64
         cuts += [start, start + row.layout.size]

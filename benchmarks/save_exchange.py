@@ -24,7 +24,7 @@ from intarsia.format.registry import live_format
 from intarsia.live.saving.exchange import Statement, heard
 from intarsia.live.saving.parts import HeldBox, HeldPart
 from intarsia.live.saving.plan import SavePlan
-from intarsia.live.saving.replicas import holders_of, kind_of, ranks_of
+from intarsia.live.saving.replicas import dtype_and_shape, holders_of, ranks_of
 from intarsia.mesh import Mesh, Rule
 
 RANKS = (8, 64, 512, 4096)
@@ -60,7 +60,7 @@ def every_box_to_all(parts: Sequence[Any]) -> tuple[int, float]:
 
     def work() -> None:
         holders = holders_of([pickle.loads(each) for each in said])
-        rows = [(name, *kind_of(x.boxes), ranks_of(x.boxes)) for name, x in holders.items()]
+        rows = [(name, *dtype_and_shape(x.boxes), ranks_of(x.boxes)) for name, x in holders.items()]
         live_format().lay_out(rows, {}, len(parts))
 
     return max(map(len, said)) * len(said), timed(work)[1]

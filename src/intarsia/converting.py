@@ -13,7 +13,14 @@ from intarsia.dtypes import dtype_named
 from intarsia.format.optimizer_state.learning_rates import Rates
 from intarsia.format.request import Request
 from intarsia.mesh import Mesh
-from intarsia.options import ConfigLike, MeshLike, Options, PathLike, SectionLike, explained
+from intarsia.options import (
+    ConfigLike,
+    MeshLike,
+    Options,
+    PathLike,
+    SectionLike,
+    with_options_explained,
+)
 from intarsia.planning.plan import Plan
 from intarsia.quantity import bytes_in
 from intarsia.run.budget import Budget
@@ -48,7 +55,7 @@ def _among(arguments: Mapping[str, Any]) -> Options:
     return Options(**{f.name: arguments[f.name] for f in fields(Options)})
 
 
-@explained
+@with_options_explained
 @seldom()
 def plan(
     src: PathLike,
@@ -71,7 +78,7 @@ def plan(
     return job(src, _among(locals())).plan
 
 
-@explained
+@with_options_explained
 @seldom()
 def convert(
     src: PathLike,

@@ -77,7 +77,7 @@ class Options:
     )
 
 
-def explained(call: Call) -> Call:
+def with_options_explained(call: Call) -> Call:
     """A function with what each of the options means added to its docstring."""
     meanings = [f"{f.name}: {f.metadata['help']}" for f in fields(Options)]
     wrapped = [wrap(m, 90, subsequent_indent="    ", break_on_hyphens=False) for m in meanings]

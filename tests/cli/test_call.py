@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from intarsia.cli.call import NAMES, arguments, command, parameters
+from intarsia.cli.call import NAMES, call_arguments, command, parameters
 from intarsia.cli.typer_app import app
 
 APPS = {name: app([name]) for name in NAMES}
@@ -52,7 +52,7 @@ def test_every_call_that_is_understood_is_typers(name: str) -> None:
     @given(words_of(name))
     def compare(words: list[str]) -> None:
         nonlocal understood
-        found = arguments(command(name), words)
+        found = call_arguments(command(name), words)
         understood += found is not None
         assert found is None or found == by_typer(name, words)
 
@@ -61,7 +61,7 @@ def test_every_call_that_is_understood_is_typers(name: str) -> None:
 
 
 def test_ordinary_calls_are_understood() -> None:
-    asked = arguments(command("convert"), ["a", "b", "--to", "dcp", "--mesh=tp=2,fsdp=3", "--workers", "2", "--no-digests"])  # fmt: skip
+    asked = call_arguments(command("convert"), ["a", "b", "--to", "dcp", "--mesh=tp=2,fsdp=3", "--workers", "2", "--no-digests"])  # fmt: skip
     assert asked is not None
     assert (asked["src"], asked["dst"], asked["to"], asked["mesh"]) == ("a", "b", "dcp", "tp=2,fsdp=3")  # fmt: skip
     assert (asked["workers"], asked["digests"], asked["resume"]) == (2, False, False)
@@ -71,4 +71,4 @@ def test_ordinary_calls_are_understood() -> None:
     "words", [["--help"], ["a", "--workers", "x"], ["a", "b", "c"], [], ["a", "--workers"], ["--", "a"]], ids=str
 )  # fmt: skip
 def test_help_and_mistakes_are_left_to_typer(words: list[str]) -> None:
-    assert arguments(command("verify"), words) is None
+    assert call_arguments(command("verify"), words) is None

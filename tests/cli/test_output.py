@@ -14,7 +14,7 @@ import intarsia as library
 from attacks.names import STEERING, tensors_that_steer_the_terminal
 from intarsia.cli.demo_model import write_model
 from intarsia.cli.main import main
-from intarsia.cli.output import printable, table
+from intarsia.cli.output import print_table, printable
 from tests.checkpoints import intarsia
 
 
@@ -51,7 +51,7 @@ def test_of_all_characters_only_those_that_show_are_printed() -> None:
 
 
 def test_a_table_shows_hostile_names_in_one_row_each(capsys: pytest.CaptureFixture[str]) -> None:
-    table("", ["name"], [[name] for name in STEERING])
+    print_table("", ["name"], [[name] for name in STEERING])
     out = capsys.readouterr().out
     assert len(out.splitlines()) == len(STEERING) + 1
     assert all(c == "\n" or c.isprintable() for c in out)
@@ -79,7 +79,7 @@ HEADS = ("tensor", "elements", "first", "max abs", "diagnosis")
 
 
 def test_in_a_pipe_each_row_is_one_line_of_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
-    table("different", HEADS, ROWS)
+    print_table("different", HEADS, ROWS)
     title, heads, first, second = capsys.readouterr().out.splitlines()
     assert title == "different"
     assert heads.split() == ["tensor", "elements", "first", "max", "abs", "diagnosis"]
@@ -87,7 +87,7 @@ def test_in_a_pipe_each_row_is_one_line_of_plain_text(capsys: pytest.CaptureFixt
     assert second.split() == ["w", "1", "0.5", "zero"]
     assert first.index("[0, 0]") == heads.index("first")
     assert f"{title}{heads}{first}{second}".isascii()
-    table("", ("a",), [("x",), ("y",)], most=1)
+    print_table("", ("a",), [("x",), ("y",)], most=1)
     assert capsys.readouterr().out == "a\nx\n… and 1 more\n"
 
 
@@ -98,7 +98,7 @@ def test_on_a_terminal_a_table_is_as_wide_as_that_and_loses_nothing(
     monkeypatch.setenv("COLUMNS", str(columns))
     screen = Terminal()
     monkeypatch.setattr("sys.stdout", screen)
-    table("different", HEADS, ROWS)
+    print_table("different", HEADS, ROWS)
     lines = screen.lines
     assert max(map(len, lines)) <= columns
     told = " ".join("".join(lines).split())
@@ -111,7 +111,7 @@ def test_columns_that_fit_or_are_short_stay_columns(monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     screen = Terminal()
     monkeypatch.setattr("sys.stdout", screen)
-    table("", ("tensor", "elements", "kind"), [(LONG, 1_234_567, "zero"), ("w", 2, "nan")])
+    print_table("", ("tensor", "elements", "kind"), [(LONG, 1_234_567, "zero"), ("w", 2, "nan")])
     heads, rule, *rows = screen.lines
     assert heads.split() == ["tensor", "elements", "kind"]
     assert set(rule) == {"─"}

@@ -14,7 +14,7 @@ from intarsia.errors import IntarsiaError, UsageError
 from intarsia.run.budget import Budget
 from intarsia.store.address import named
 from intarsia.store.reading.folder import Folder
-from intarsia.store.reading.lookup import everything_in, exists, is_file, listed
+from intarsia.store.reading.lookup import everything_in, exists, is_file, names_like
 from intarsia.store.registry import register
 from tests.checkpoints import files_of, llama_config, model, write_hf
 from tests.distributed.ranks import on_ranks
@@ -78,7 +78,7 @@ def test_ranks_write_to_a_store_what_they_write_locally(src: Path, tmp_path: Pat
     assert below("bucket://jobs/out") == files_of(tmp_path / "one")
     assert below("bucket://runs/step-1") == files_of(tmp_path / "step-1")
     assert below("bucket://runs")["latest"] == b"step-1\n"
-    assert {p.name for p in listed(named("bucket://runs"))} == {"latest", "step-1"}
+    assert {p.name for p in names_like(named("bucket://runs"))} == {"latest", "step-1"}
 
 
 def broken(bucket: Path, src: Path) -> str:
@@ -111,4 +111,4 @@ def test_a_rank_that_fails_there_fails_all_and_the_rest_is_resumed(
     assert "were there already" in str(report)
     intarsia.convert(src, tmp_path / "one", **OPTIONS)
     assert below("bucket://jobs/out") == files_of(tmp_path / "one")
-    assert [p.name for p in listed(named("bucket://jobs"))] == ["out"]
+    assert [p.name for p in names_like(named("bucket://jobs"))] == ["out"]

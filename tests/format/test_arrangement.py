@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from intarsia.errors import CoverageError
-from intarsia.format.arrangement import Arrangement, Slot, SlotColumns, in_columns, joined
+from intarsia.format.arrangement import Arrangement, Slot, SlotColumns, in_columns, joined_places
 from intarsia.mesh import Box
 
 FIRST, SECOND = Box((0, 0), (2, 3)), Box((2, 0), (2, 3))
@@ -35,7 +35,7 @@ def test_places_of_several_targets_are_joined(together: bool) -> None:
     a, b, c = in_columns([A, B, C]) if together else (x for y in (A, B, C) for x in in_columns([y]))
     for some in ([a, b, c], [c, a], [b, b], [a], []):
         slots = [slot for each in some for slot in each]
-        names, files, starts, gaps = joined(some)
+        names, files, starts, gaps = joined_places(some)
         assert [names[k] for k in files] == [slot.file for slot in slots]
         assert starts.tolist() == [slot.start_bytes for slot in slots]
         assert gaps.tolist() == [slot.gap_bytes for slot in slots]

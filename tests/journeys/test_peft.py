@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import intarsia
 from intarsia.errors import FamilyError, ForeignNamesError, UsageError
-from intarsia.planning.inventory import left_out
+from intarsia.planning.inventory import items_left_out
 from tests.checkpoints import assert_same, write_dcp
 
 WORDS = torch.arange(10).reshape(1, 10)
@@ -239,7 +239,7 @@ def test_an_adapter_beside_a_model_is_left_out_with_its_configuration(
     for file in ("adapter_model.safetensors", "adapter_config.json"):
         (tmp_path / "model" / file).write_bytes((adapter / file).read_bytes())
     report = intarsia.convert(tmp_path / "model", tmp_path / "out", to="hf")
-    lost = {item.name for item in left_out(report.plan.src.inventory)}
+    lost = {item.name for item in items_left_out(report.plan.src.inventory)}
     assert {"adapter_model.safetensors", "adapter_config.json"} <= lost
     assert not list((tmp_path / "out").glob("adapter*"))
     LlamaForCausalLM.from_pretrained(tmp_path / "out")

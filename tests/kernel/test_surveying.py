@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from intarsia.checking.survey.in_memory import survey_in_numpy
-from intarsia.checking.survey.matrix_facts import CUTS, FEWEST_ROWS, hash_of
+from intarsia.checking.survey.matrix_facts import CUTS, FEWEST_ROWS, hash_of_sums
 from intarsia.kernel.library import has_kernel
 from intarsia.kernel.room import ROOM_BYTES
 from intarsia.kernel.surveying import (
@@ -81,7 +81,7 @@ def check(bits: np.ndarray, sign: int, at: Matrix, found: Surveyed, k: int) -> N
         assert seen.used == int(np.bitwise_or.reduce(even.reshape(-1)))
         assert bool(seen.signed_zero) == bool((bits == sign).any())
     if at.wanted & FACTS:
-        assert (seen.hash_low, seen.hash_high) == tuple(hash_of(sums, 0).tolist())
+        assert (seen.hash_low, seen.hash_high) == tuple(hash_of_sums(sums, 0).tolist())
     data = bits.reshape(-1).view(np.uint8)
     whole = sum_run(data, at.start, at.start + len(data))
     assert seen.crc == (remainder(data) if at.wanted & (CRC | PAGES) else 0)

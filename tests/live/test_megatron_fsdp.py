@@ -17,12 +17,12 @@ from intarsia.live.megatron_fsdp import (
     GDN,
     ParameterSlice,
     check_distributed,
+    component_slices,
     components,
     gated,
     gated_names,
     is_rounded_to_bf16,
     merge,
-    parts_of,
     rounded_masters,
     split,
     split_state,
@@ -75,7 +75,7 @@ def test_the_slices_of_all_ranks_tile_every_component(case: Any, cuts: list[int]
     edges = sorted({0, whole.numel(), *(c % whole.numel() for c in cuts)})
     held: dict[str, list[int]] = {name: [] for name in sizes}
     for lo, hi in pairwise(edges):
-        for part in parts_of(ParameterSlice(item.shape, lo, hi), sizes):
+        for part in component_slices(ParameterSlice(item.shape, lo, hi), sizes):
             held[part.name] += range(part.start, part.stop)
     for name, rows in sizes.items():
         assert held[name] == [*range(rows * item.shape[1])], name
@@ -86,7 +86,7 @@ def test_gate_and_up_are_the_halves(half: int, width: int, tp: int, data: Any) -
     size = 2 * half * width
     start = data.draw(st.integers(0, size))
     item = ParameterSlice((2 * half, width), start, data.draw(st.integers(start, size)), tp)
-    w, v = parts_of(item, gated(item))
+    w, v = component_slices(item, gated(item))
     assert (w.stop - w.start) + (v.stop - v.start) == item.size
     assert w.stop <= half * width
     assert v.stop <= half * width

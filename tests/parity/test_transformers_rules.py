@@ -70,7 +70,7 @@ def test_shapes_on_disk_are_what_save_pretrained_writes(case: str, tmp_path: Pat
 
 @pytest.mark.parametrize("case", OTHERS)
 def test_rules_lose_and_repeat_nothing(case: str) -> None:
-    table = rules.table(OTHERS[case])
+    table = rules.table_by_rules(OTHERS[case])
     rows = [row.layout for row in table.dialects["hf-module"].values()]
     for name, row in table.dialects["hf"].items():
         held = [x for x in rows if name in x.tensors]
@@ -178,7 +178,7 @@ def test_rules_of_every_causal_type_hold_every_tensor() -> None:
         except (FamilyError, AssertionError):
             continue  # its default configuration builds no model
         stored = rules.shapes_on_disk(skeleton)
-        rows = rules.rows_of(skeleton, stored)
+        rows = rules.rows_of_skeleton(skeleton, stored)
         assert set(rows) == set(skeleton.shapes), model_type
         assert {n for x in rows.values() for n in x.tensors} == set(stored), model_type
         tried += 1

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from intarsia.layout import Loop, Piece
-from intarsia.planning.coalesce import GAP_RATIO, MOST_OVER_READ, merge, runs_of
+from intarsia.planning.coalesce import GAP_RATIO, MOST_OVER_READ, merge_runs, runs_of
 from tests.oracle.layouts import pairs, pieces
 
 some = settings(max_examples=200, deadline=None)
@@ -84,7 +84,7 @@ ranges = st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 300)), min_size
 @given(ranges)
 def test_merged_ranges_hold_every_run_in_order_and_apart(found) -> None:
     starts, lengths = (np.array(column, np.int64) for column in zip(*found, strict=True))
-    lo, hi = merge(starts, lengths)
+    lo, hi = merge_runs(starts, lengths)
     read = {b for a, z in zip(lo.tolist(), hi.tolist(), strict=True) for b in range(a, z)}
     wanted = {b for start, n in found for b in range(start, start + n)}
     assert wanted <= read
@@ -97,4 +97,4 @@ def test_merged_ranges_hold_every_run_in_order_and_apart(found) -> None:
 @pytest.mark.parametrize(("gap", "ranges"), [(0, 1), (30, 1), (31, 2)])
 def test_a_gap_is_read_over_where_it_is_small_beside_the_run(gap: int, ranges: int) -> None:
     starts, lengths = np.array([0, 1000 + gap]), np.array([1000, 5])
-    assert len(merge(starts, lengths)[0]) == ranges
+    assert len(merge_runs(starts, lengths)[0]) == ranges

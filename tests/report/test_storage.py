@@ -14,7 +14,7 @@ import intarsia
 from intarsia.format.registry import read_manifest
 from intarsia.planning.manifest import Manifest
 from intarsia.report import storage as module
-from intarsia.report.storage import Texts, storage_of
+from intarsia.report.storage import Texts, storage_map
 from tests.checkpoints import model, write_hf
 from tests.report.made import CONFIG, HOSTILE, Q, hostile
 
@@ -47,7 +47,7 @@ def test_texts_come_back_as_they_were(written: str) -> None:
 
 def test_names_and_drawings_that_differ_in_numbers_are_kept_once(root: Path) -> None:
     manifest = read_manifest(root / "megatron")
-    side = storage_of(manifest, numbers(manifest))
+    side = storage_map(manifest, numbers(manifest))
     names = [text(side, s[0]) for s in side["stored"] if s[0]]
     assert "decoder.layers.2.self_attention.linear_qkv.weight" in " ".join(names)
     assert len(side["texts"]) < len(names)
@@ -55,7 +55,7 @@ def test_names_and_drawings_that_differ_in_numbers_are_kept_once(root: Path) -> 
 
 def test_the_bytes_at_a_tensors_place_are_the_tensors(root: Path) -> None:
     manifest = read_manifest(root / "hf")
-    side = storage_of(manifest, numbers(manifest))
+    side = storage_map(manifest, numbers(manifest))
     stored = side["stored"][[*manifest.stored].index(Q)]
     name, _, shape, [[file, start, length]], count, tensors, drawing = stored
     assert (name, count, tensors, drawing) == (0, 1, [numbers(manifest)[Q]], 0)
@@ -68,7 +68,7 @@ def test_the_bytes_at_a_tensors_place_are_the_tensors(root: Path) -> None:
 
 def test_the_chunks_of_a_sharded_tensor_are_boxes_that_hold_it_whole(root: Path) -> None:
     manifest = read_manifest(root / "dcp")
-    side = storage_of(manifest, numbers(manifest))
+    side = storage_map(manifest, numbers(manifest))
     stored = side["stored"][[s.key or s.name for s in manifest.stored.values()].index(Q)]
     chunks = stored[3]
     assert len(chunks) == stored[4] == 4
@@ -79,7 +79,7 @@ def test_the_chunks_of_a_sharded_tensor_are_boxes_that_hold_it_whole(root: Path)
 def test_a_fused_tensor_counts_the_elements_of_each_that_it_holds(root: Path) -> None:
     manifest = read_manifest(root / "megatron")
     number = numbers(manifest)
-    side = storage_of(manifest, number)
+    side = storage_map(manifest, number)
     held = dict.fromkeys(number.values(), 0)
     for row, s in zip(side["stored"], manifest.stored.values(), strict=True):
         chunks, tensors = row[3], row[5]
@@ -95,7 +95,7 @@ def test_a_fused_tensor_counts_the_elements_of_each_that_it_holds(root: Path) ->
 
 def test_only_what_is_fused_or_permuted_is_drawn(root: Path) -> None:
     manifest = read_manifest(root / "megatron")
-    side = storage_of(manifest, numbers(manifest))
+    side = storage_map(manifest, numbers(manifest))
     drawn = {text(side, s[0]): text(side, s[6]) for s in side["stored"] if s[6]}
     fused = next(name for name in drawn if "linear_qkv" in name)
     assert "q_proj" in drawn[fused]
@@ -107,13 +107,13 @@ def test_where_there_are_too_many_chunks_each_tensor_shows_its_first(
 ) -> None:
     manifest = read_manifest(root / "dcp")
     monkeypatch.setattr(module, "CHUNKS", len(manifest.stored))
-    side = storage_of(manifest, numbers(manifest))
+    side = storage_map(manifest, numbers(manifest))
     assert all(len(s[3]) == 1 for s in side["stored"])
     assert max(s[4] for s in side["stored"]) == 4
 
 
 def test_no_character_that_cannot_be_seen_is_left_in_a_name() -> None:
     manifest = hostile()
-    side = storage_of(manifest, {name: k for k, name in enumerate(HOSTILE)})
+    side = storage_map(manifest, {name: k for k, name in enumerate(HOSTILE)})
     assert all(text.isprintable() for text, _ in side["files"])
     assert side["path"].isprintable()

@@ -21,7 +21,7 @@ from intarsia.store.reading.lookup import (
     exists,
     is_file,
     is_folder,
-    listed,
+    names_like,
     number_of,
     size_of,
     stamp_of,
@@ -63,9 +63,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 def test_what_lies_in_a_folder_is_listed_by_name(place: Place) -> None:
     for name in ("b", "a", "sub/c"):
         place.put(place.root / name, b"12")
-    assert [p.name for p in listed(place.root)] == ["a", "b", "sub"]
-    assert [p.name for p in listed(place.root, "[ab]")] == ["a", "b"]
-    assert listed(place.root / "absent") == listed(place.root / "a") == []
+    assert [p.name for p in names_like(place.root)] == ["a", "b", "sub"]
+    assert [p.name for p in names_like(place.root, "[ab]")] == ["a", "b"]
+    assert names_like(place.root / "absent") == names_like(place.root / "a") == []
     assert [str(p.relative_to(place.root)) for p in everything_in(place.root)] == [
         "a", "b", "sub", "sub/c",
     ]  # fmt: skip
@@ -185,7 +185,7 @@ def test_a_commit_shows_all_files_at_once(place: Place) -> None:
     assert writing.commit() == []
     assert writing.committed
     assert files_below(out) == {"a": b"12345\0", "sub/b": b"12345\0"}
-    assert [p.name for p in listed(place.root)] == ["out"], "nothing lies beside it"
+    assert [p.name for p in names_like(place.root)] == ["out"], "nothing lies beside it"
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "sub/b", "deep/er/c"])
@@ -206,8 +206,8 @@ def test_what_is_abandoned_leaves_nothing(place: Place) -> None:
     writing = begun(place.root / "other")
     writing.write_small("a", b"123456")
     assert not writing.abandon()
-    assert [p.name for p in listed(place.root)] == ["out"]
-    assert [p.name for p in listed(place.root / "out")] == ["old"]
+    assert [p.name for p in names_like(place.root)] == ["out"]
+    assert [p.name for p in names_like(place.root / "out")] == ["old"]
 
 
 def test_a_second_writer_is_refused_until_the_first_is_done(place: Place) -> None:
@@ -245,7 +245,7 @@ def test_a_destination_is_replaced_whole_and_only_as_it_was(place: Place) -> Non
     assert not writing.committed
     writing.abandon()
     assert files_below(out) == {"new": b"new", "meanwhile": b"another's"}
-    assert [p.name for p in listed(place.root)] == ["out"]
+    assert [p.name for p in names_like(place.root)] == ["out"]
 
 
 def test_what_was_written_before_is_resumed(place: Place) -> None:
@@ -276,7 +276,7 @@ def test_one_that_begins_anew_does_not_resume(place: Place) -> None:
     assert files_below(second.folder) == {}
     assert not exists(second.journal)
     second.abandon()
-    assert listed(place.root) == []
+    assert names_like(place.root) == []
 
 
 def test_a_small_file_is_put_in_the_place_of_another(place: Place) -> None:
@@ -318,7 +318,7 @@ def test_no_file_is_written_beside_a_destination(place: Place, file: str) -> Non
     with pytest.raises(UnsafeError, match="is outside of the destination"):
         writing.write_small(file, b"12")
     writing.abandon()
-    assert listed(place.root) == []
+    assert names_like(place.root) == []
 
 
 def test_a_store_that_is_only_read_says_so() -> None:

@@ -164,6 +164,6 @@ def pattern(name: str) -> str:
     return _NUMBER.sub("*", name)
 
 
-def numbers_in(name: str) -> tuple[int, ...]:
+def numbers_of_name(name: str) -> tuple[int, ...]:
     """The numbers of a name: layer, then expert."""
     return tuple(int(n) for n in _NUMBER.findall(name))

@@ -25,7 +25,7 @@ def parameters(run: Command) -> list[Parameter]:
     return list(signature(run, eval_str=True).parameters.values())
 
 
-def arguments(run: Command, words: Sequence[str]) -> dict[str, Any] | None:
+def call_arguments(run: Command, words: Sequence[str]) -> dict[str, Any] | None:
     """What a command is to be called with; None where Typer is to look: at a call for help, or a wrong one."""
     switches: dict[str, tuple[str, bool]] = {}
     options: dict[str, tuple[str, Any]] = {}

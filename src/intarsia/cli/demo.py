@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from intarsia.cli import options
-from intarsia.cli.output import answer, table
+from intarsia.cli.output import answer, print_table
 from intarsia.quantity import human
 from intarsia.store.local.paths import expanded
 from intarsia.store.system_errors import errors_naming
@@ -76,7 +76,7 @@ def _route(root: Path, seed: int) -> int:
         columns = ("to", "mesh", "copies", "bytes", "seconds", "proven", "equal")
         shown = [[human(int(str(r[c]))) if c == "bytes" else r[c] for c in columns] for r in rows]
         title = "A small mixture of experts, from format to format, each compared with the first"
-        table(title, columns, shown)
+        print_table(title, columns, shown)
         print("every element arrived" if equal else "SOMETHING WAS LOST")
 
     answer({"equal": equal, "steps": rows}, text)

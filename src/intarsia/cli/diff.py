@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from intarsia.cli import options
-from intarsia.cli.output import answer, progress, say, table
+from intarsia.cli.output import answer, print_table, progress, say
 
 
 def run(
@@ -34,7 +34,7 @@ def run(
 
     def text() -> None:
         rows = [(c.tensor, c.elements, c.max_abs, c.rms, c.relative, c.cosine) for c in found]
-        table("", ("tensor", "elements", "max abs", "rms", "relative", "cosine"), rows, most)
+        print_table("", ("tensor", "elements", "max abs", "rms", "relative", "cosine"), rows, most)
         shown = [f"{x.tensor} {list(x.shape_a)} in A, {list(x.shape_b)} in B" for x in found.unlike]
         _print_names("unlike shapes", shown, most)
         _print_names("only in A", found.only_in_a, most)

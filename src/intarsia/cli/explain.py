@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from intarsia.cli import options
-from intarsia.cli.output import answer, say, table, width
+from intarsia.cli.output import answer, print_table, say, width
 
 
 def run(
@@ -27,10 +27,10 @@ def run(
             (p.file, p.start_bytes, p.end_bytes, p.chunk, p.elements, p.count, p.holds)
             for p in found.pieces
         ]
-        table("on disk", heads, rows, most=64)
+        print_table("on disk", heads, rows, most=64)
         if found.ranks:
             on_ranks = [(r.rank, r.place, r.stored, r.box) for r in found.ranks]
             title = f"on {found.mesh} ({found.mesh.size} ranks)"
-            table(title, ("rank", "place", "stored", "box"), on_ranks, most=64)
+            print_table(title, ("rank", "place", "stored", "box"), on_ranks, most=64)
 
     answer(found.as_json(), text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from intarsia.cli import options
-from intarsia.cli.output import OUTPUT, answer, say, table
+from intarsia.cli.output import OUTPUT, answer, print_table, say
 
 
 def run(
@@ -36,6 +36,6 @@ def run(
                 (x.name, x.dtype, "x".join(map(str, x.shape)) or "scalar", x.chunks, x.bytes)
                 for x in found.tensor_list
             ]
-            table("", ("tensor", "dtype", "shape", "chunks", "bytes"), rows)
+            print_table("", ("tensor", "dtype", "shape", "chunks", "bytes"), rows)
 
     answer(found.as_json(tensors=tensors), text)

@@ -66,11 +66,11 @@ def _status_of(words: list[str]) -> int:
 
 def _run(words: list[str]) -> int:
     """Run the command that is called, by Typer unless its words are plain: its exit status."""
-    from intarsia.cli.call import NAMES, arguments, carried_out, command
+    from intarsia.cli.call import NAMES, call_arguments, carried_out, command
 
     called = [name for name in words[:1] if name in NAMES]
     for name in called:
-        if (found := arguments(command(name), words[1:])) is not None:
+        if (found := call_arguments(command(name), words[1:])) is not None:
             return carried_out(command(name), found)
     from intarsia.cli import typer_app
 

@@ -90,7 +90,7 @@ def open_streams() -> None:
         complain("intarsia: stdout is closed, so no answer is printed")
 
 
-def table(
+def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], most: int = 0
 ) -> None:
     """Print rows in columns; numbers to the right, at most `most` rows where that is given.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 from intarsia.cli import options
-from intarsia.cli.output import OUTPUT, answer, progress, say, table
+from intarsia.cli.output import OUTPUT, answer, print_table, progress, say
 from intarsia.store.address import named
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _print_alone(found: Soundness) -> None:
     else:
         rows = [(fault.kind, fault.text, fault.where) for fault in found.faults]
         title = f"not sound: {len(rows)} fault{'' if len(rows) == 1 else 's'}"
-        table(title, ("fault", "what", "where"), rows, most=40)
+        print_table(title, ("fault", "what", "where"), rows, most=40)
         for step in dict.fromkeys(fault.next for fault in found.faults if fault.next):
             say(f"next: {step}")
         names = {name for fault in found.faults for name in fault.tensors}
@@ -147,6 +147,6 @@ def _print_differences(found: Comparison) -> None:
     if rows:
         columns = ("tensor", "alike", "elements", "first", "max abs", "diagnosis")
         count = len(found.different)
-        table(f"different: {count:,} of {found.compared:,} tensors", columns, rows, most=ROWS)
+        print_table(f"different: {count:,} of {found.compared:,} tensors", columns, rows, most=ROWS)
         if len(rows) < count:
             say(f"--json lists all {count:,}")

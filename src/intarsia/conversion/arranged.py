@@ -12,7 +12,13 @@ from math import prod
 import numpy as np
 
 from intarsia.errors import CoverageError
-from intarsia.format.arrangement import SlotPlaces, Wrapped, in_columns, joined, whole_numbers
+from intarsia.format.arrangement import (
+    SlotPlaces,
+    Wrapped,
+    in_columns,
+    joined_places,
+    whole_numbers,
+)
 from intarsia.format.base import Arrangement, Slot
 from intarsia.mesh import Box, Shape
 from intarsia.planning.chunks import Numbers, repeated
@@ -53,7 +59,7 @@ def _faults(targets: Sequence[Target], arranged: Arrangement) -> Iterator[str]:
             kind = kinds[key] = len(around)
             around.append(_around(slots.wrapped, target.dtype.itemsize))
         which.append(kind)
-    places, lengths = joined([*columns, of_fixed]), repeated(around, [*which, 0])
+    places, lengths = joined_places([*columns, of_fixed]), repeated(around, [*which, 0])
     counts = [x.shape[1] for x in around]
     whose = np.repeat(np.arange(len(names) + 1), [counts[kind] for kind in (*which, 0)])
     yield from _wrong_places(places, lengths, whose, [*names, "a fixed part"], arranged.files)

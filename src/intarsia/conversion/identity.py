@@ -17,7 +17,7 @@ from intarsia.planning.manifest import Manifest, Target
 from intarsia.store.address import named
 
 
-def facts_of(job: Job, arrangement: Arrangement) -> dict[str, str]:
+def job_facts(job: Job, arrangement: Arrangement) -> dict[str, str]:
     """Everything that the bytes of the destination follow from, each under a name that people know."""
     from intarsia import __version__
 

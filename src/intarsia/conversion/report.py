@@ -6,7 +6,7 @@ from typing import Any
 
 from intarsia.frozen import frozen_open
 from intarsia.opened.padding import TrainedPadding
-from intarsia.planning.inventory import left_out
+from intarsia.planning.inventory import items_left_out
 from intarsia.planning.plan import Plan
 from intarsia.run.losses import Changed
 
@@ -32,7 +32,7 @@ class Report:
     def complete(self) -> bool:
         """Whether nothing of the source is lost; `plan.left_out` and the inventory say what, and why."""
         lost = any(tensor.lost for tensor in self.plan.left_out)
-        return not (lost or left_out(self.plan.src.inventory))
+        return not (lost or items_left_out(self.plan.src.inventory))
 
     def as_json(self) -> dict[str, Any]:
         return self.plan.as_json() | {

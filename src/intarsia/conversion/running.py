@@ -12,7 +12,7 @@ from typing import Any
 
 from intarsia.checking.digests.attest import Work, attest, digests_file
 from intarsia.collector import paused
-from intarsia.conversion.identity import facts_of
+from intarsia.conversion.identity import job_facts
 from intarsia.conversion.job import Job
 from intarsia.conversion.replacing import check_replaceable, marks_beside
 from intarsia.conversion.report import Report
@@ -32,7 +32,7 @@ from intarsia.run.progress import Progress, counting
 from intarsia.run.ranks.crew import Crew, agree
 from intarsia.run.ranks.shares import share_of
 from intarsia.run.source import Source
-from intarsia.run.sums.hashing import merged
+from intarsia.run.sums.hashing import merged_sums
 from intarsia.run.windows.tally import Sums, Tally
 from intarsia.store.address import named
 from intarsia.store.reading.folder import read_file
@@ -71,7 +71,7 @@ def carry_out(
     try:
         with team.together(), paused():
             arrangement = job.arrange()
-            facts = facts_of(job, arrangement)
+            facts = job_facts(job, arrangement)
             called = {
                 "destination": str(real(staging.destination)),
                 "--overwrite": str(overwrite),
@@ -176,7 +176,7 @@ def _move(
         job.stamps.check()
         shared.value = parts, source.losses, run.sums
     losses = sum((counts for _, counts, _ in shared.values), kept.losses)
-    sums = merged([kept.sums, *(sums for _, _, sums in shared.values)])
+    sums = merged_sums([kept.sums, *(sums for _, _, sums in shared.values)])
     fresh = [part for parts, _, _ in shared.values for part in parts]
     return kept.unfinished(arrangement) + fresh, losses, sums
 

@@ -20,7 +20,7 @@ from intarsia.format.base import Format
 from intarsia.format.optimizer_state.optimizer_names import is_numbered_name
 from intarsia.format.registry import format_named, names_of
 from intarsia.format.request import Request, Wanted
-from intarsia.format.written_tensors import left_out, written_type
+from intarsia.format.written_tensors import tensors_left_out, written_type
 from intarsia.mesh import Box, Mesh, Shape
 from intarsia.opened.masters import has_own_master
 from intarsia.planning.inventory import Reason
@@ -103,7 +103,7 @@ def _dropped(src: Manifest, request: Request, writer: Format) -> dict[str, Reaso
     table = table_for(src.config)
     tied = table.tied if table and dialect not in ("same", "hf-module") else {}
     found = {n: Reason(why) for n in state_among(src.logical) if (why := writer.left_out(n))}
-    return found | dict(left_out(src, tied, request.optimizer))
+    return found | dict(tensors_left_out(src, tied, request.optimizer))
 
 
 def tied_and_stored(src: Manifest, drop: Collection[str]) -> list[tuple[str, ...]]:

@@ -12,7 +12,7 @@ from intarsia.format.folder.side_files import leaving_out
 from intarsia.format.folder.trainer_files import lost_half
 from intarsia.format.registry import format_named
 from intarsia.format.request import Request, Wanted
-from intarsia.planning.inventory import Fate, Role, left_out
+from intarsia.planning.inventory import Fate, Role, items_left_out
 from intarsia.planning.manifest import Manifest
 from intarsia.state.names import is_state, state_among
 
@@ -38,7 +38,7 @@ def _unlike(src: Manifest, request: Request, wanted: Wanted) -> str:
         return f"it is valid only for the files of the source, and {request.to} writes others"
     if lacks := lost_half(src.inventory, bool(state_among(src.logical))):
         return lacks
-    if lost := [i.name for i in left_out(src.inventory) if i.role is Role.OPTIMIZER]:
+    if lost := [i.name for i in items_left_out(src.inventory) if i.role is Role.OPTIMIZER]:
         return f"{lost[0]} holds optimizer state that is not read"
     before = {(s.key, s.shape, s.dtype) for s in src.stored.values() if not is_state(s.name)}
     after = {(t.name, t.shape, t.dtype) for t in wanted.targets if not is_state(t.name)}

@@ -100,9 +100,9 @@ def adopt(config: Config, stored: Mapping[str, Shape]) -> Adopted:
 
     table = None
     with suppress(FamilyError):
-        table = rules.table(config)
+        table = rules.table_by_rules(config)
     if table is None or not all(name in table.known for name in stored):
-        by_stored = rules.table(config, stored)
+        by_stored = rules.table_by_rules(config, stored)
         table = by_stored if table is None or by_stored.dialects["hf-module"] else table
     return Adopted(config, table)
 

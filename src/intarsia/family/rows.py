@@ -12,7 +12,7 @@ from typing import Any
 from intarsia.errors import FamilyError
 from intarsia.family.verbs import Verb
 from intarsia.frozen import frozen
-from intarsia.layout import Layout, whole
+from intarsia.layout import Layout, whole_layout
 from intarsia.mesh import Rule, Shape
 from intarsia.value import PLAIN, Value
 
@@ -66,7 +66,7 @@ class Rows(Mapping[str, Param]):
         if made is None:
             recipe = self._recipes[name]
             if isinstance(recipe, Rule):
-                made = Param(name, whole(name, self._logical[name]), recipe)
+                made = Param(name, whole_layout(name, self._logical[name]), recipe)
             else:
                 verb, operands, rule, value = recipe
                 made = Param(name, self._layout(verb, operands), rule, value)
@@ -77,12 +77,12 @@ class Rows(Mapping[str, Param]):
         """What a verb makes of logical tensors; of others that differ by name alone it makes the same, renamed."""
         shapes = tuple([self._logical[x] for x in operands])
         if verb is None:
-            return whole(operands[0], shapes[0])
+            return whole_layout(operands[0], shapes[0])
         if len({*operands}) < len(operands):
-            return verb(*map(whole, operands, shapes))
+            return verb(*map(whole_layout, operands, shapes))
         first = self._first.get((verb, shapes))
         if first is None:
-            made = verb(*map(whole, operands, shapes))
+            made = verb(*map(whole_layout, operands, shapes))
             self._first[verb, shapes] = operands, made
             return made
         return first[1].rename(dict(zip(first[0], operands, strict=True)))

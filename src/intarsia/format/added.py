@@ -17,7 +17,7 @@ _REGISTERED: dict[str, Format] = {}
 
 def register(format: Format) -> None:
     """Add a format for this process; raise where the name is taken."""
-    if format.name in BUILT_IN or format.name in added():
+    if format.name in BUILT_IN or format.name in added_formats():
         raise UsageError(
             f"a format named {format.name!r} exists already", hint="choose another name for yours"
         )
@@ -29,7 +29,7 @@ def unregister(name: str) -> None:
     del _REGISTERED[name]
 
 
-def added() -> dict[str, Format]:
+def added_formats() -> dict[str, Format]:
     """Every format that was added, by its name."""
     return {**_installed(), **_REGISTERED}
 

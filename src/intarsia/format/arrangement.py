@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from intarsia.errors import CoverageError
 from intarsia.frozen import frozen, frozen_open
 from intarsia.mesh import Box
-from intarsia.planning.chunks import Numbers, numbers_in
+from intarsia.planning.chunks import Numbers, numbers_of_ranges
 from intarsia.planning.made_when_asked import MadeTogether
 
 
@@ -119,13 +119,13 @@ def in_columns(held: Sequence[Sequence[Slot]]) -> list[SlotColumns]:
     return found
 
 
-def joined(held: Sequence[SlotColumns]) -> SlotPlaces:
+def joined_places(held: Sequence[SlotColumns]) -> SlotPlaces:
     """The places of the slots of targets, one after another."""
     every = {id(slots.places): slots.places for slots in held}
     bases = dict(zip(every, accumulate(map(_count, every.values()), initial=0), strict=False))
     counts = np.array([len(slots.wrapped.boxes) for slots in held], np.int64)
     firsts = np.array([bases[id(slots.places)] + slots.first for slots in held], np.int64)
-    numbers = numbers_in(firsts, counts)
+    numbers = numbers_of_ranges(firsts, counts)
     names, *columns = next(iter(every.values())) if len(every) == 1 else _merged(every.values())
     return SlotPlaces(names, *(column[numbers] for column in columns))
 

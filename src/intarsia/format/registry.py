@@ -15,7 +15,7 @@ from typing import Any
 from intarsia.collector import paused
 from intarsia.errors import FormatError, IntarsiaError, SectionError, UnsafeError, UsageError, few
 from intarsia.family import adopt
-from intarsia.format.added import added
+from intarsia.format.added import added_formats
 from intarsia.format.base import Format
 from intarsia.format.built_in import BUILT_IN, LIVE, NAMES
 from intarsia.format.complaint import Complain, Complaint, refuse
@@ -39,7 +39,7 @@ from intarsia.store.reading.lookup import (
     is_file,
     is_folder,
     is_link,
-    listed,
+    names_like,
     stamp_of,
 )
 from intarsia.store.reading.replaced import unreplaced
@@ -51,13 +51,13 @@ class Formats(Mapping[str, Format]):
     """Every format by its name, imported when it is asked for."""
 
     def __getitem__(self, name: str) -> Format:
-        return _load(name) if name in BUILT_IN else added()[name]
+        return _load(name) if name in BUILT_IN else added_formats()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter((*BUILT_IN, *added()))
+        return iter((*BUILT_IN, *added_formats()))
 
     def __len__(self) -> int:
-        return len(BUILT_IN) + len(added())
+        return len(BUILT_IN) + len(added_formats())
 
 
 FORMATS = Formats()
@@ -72,7 +72,7 @@ def _load(name: str) -> Format:
 
 def format_named(name: str) -> Format:
     """The format that a user names."""
-    if name not in BUILT_IN and name not in added():
+    if name not in BUILT_IN and name not in added_formats():
         raise UsageError(f"unknown format {name!r}", hint=f"one of: {', '.join(sorted(FORMATS))}")
     return FORMATS[name]
 
@@ -84,7 +84,7 @@ def live_format() -> Format:
 
 def names_of(kind: Callable[[Format], bool], last: str = "or") -> str:
     """The names of the formats of one kind, in words: `hf or dcp`."""
-    names = [name for name in (*NAMES, *added()) if kind(FORMATS[name])]
+    names = [name for name in (*NAMES, *added_formats()) if kind(FORMATS[name])]
     return f" {last} ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
 
 
@@ -104,7 +104,7 @@ def format_of(path: PurePath) -> Format:
         if _detects(name, path):
             _refuse_two(path, name, asked[place + 1 :])
             return FORMATS[name]
-    if others := [format for format in added().values() if format.detect(path)]:
+    if others := [format for format in added_formats().values() if format.detect(path)]:
         if others[1:]:
             raise FormatError(
                 f"{path} is claimed by several formats: {', '.join(x.name for x in others)}",
@@ -132,7 +132,7 @@ def _detects(name: str, path: PurePath) -> bool:
 
 def _candidates(path: PurePath) -> list[str]:
     """The formats whose code is worth loading for a path."""
-    there = [each.name for each in listed(path)]
+    there = [each.name for each in names_like(path)]
     known = {
         marks: not marks or any(fnmatchcase(name, mark) for mark in marks for name in there)
         for marks in {line.marks for line in BUILT_IN.values()}
@@ -158,7 +158,7 @@ def _refuse_two(path: PurePath, name: str, others: Sequence[str]) -> None:
 
 def _no_checkpoint(path: PurePath) -> FormatError:
     """What a path is that is not read, and what to do about it."""
-    held = [p for p in listed(path) if any(map(is_checkpoint, (p, *listed(p))))]
+    held = [p for p in names_like(path) if any(map(is_checkpoint, (p, *names_like(p))))]
     tracked = tracked_folder(path) if is_folder(path) else None
     if tracked is not None and held:
         lack = f"has no {METADATA}" if is_folder(tracked) else "is absent"

@@ -15,7 +15,7 @@ from intarsia.state.names import is_state, parameter_of
 _DROPPED = Reason("optimizer state, dropped as asked", lost=True)
 
 
-def left_out(
+def tensors_left_out(
     src: Manifest, tied: Mapping[str, str], optimizer: str
 ) -> Iterator[tuple[str, Reason]]:
     """The logical tensors that are not written, and why."""

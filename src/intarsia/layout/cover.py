@@ -16,7 +16,7 @@ from math import inf, prod
 from intarsia.errors import LayoutError
 from intarsia.frozen import frozen
 from intarsia.layout.layout import Layout, by_tensor, copies_to
-from intarsia.layout.piece import Loop, Piece, align, clip, meet, rows
+from intarsia.layout.piece import Loop, Piece, align, clip, meet, whole_rows
 
 SHOWN = 8
 """How many ranges a report of missing elements names."""
@@ -162,7 +162,7 @@ def _tally_rows(group: list[_Weighed]) -> tuple[int, int]:
     even = [(q, weight) for p, weight in group for q in align(p, s)]
     if any(loop.at > s for p, _ in even for loop in p.loops):  # a period longer than a row
         return _tally(even)
-    blocks = [(row, over.n, inner, w) for p, w in even for row, over, inner in rows(p, s)]
+    blocks = [(row, over.n, inner, w) for p, w in even for row, over, inner in whole_rows(p, s)]
     starts = sorted({row for row, *_ in blocks} | {row + n for row, n, *_ in blocks})
     covered = doubled = 0
     for lo, hi in pairwise(starts):

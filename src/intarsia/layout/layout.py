@@ -34,7 +34,7 @@ class Layout:
     @staticmethod
     def of(tensor: str, shape: Sequence[int]) -> Layout:
         """The whole of `tensor`, in row-major order."""
-        shape = sizes_of(shape)
+        shape = checked_shape(shape)
         n = prod(shape)
         return Layout(shape, (run(tensor, 0, 0, n),) if n else ())
 
@@ -82,7 +82,7 @@ class Layout:
                     f"({self.size:,} elements) to {shape}"
                 )
             shape = tuple([self.size // known if n == -1 else n for n in shape])
-        if prod(sizes_of(shape)) != self.size:
+        if prod(checked_shape(shape)) != self.size:
             raise LayoutError(
                 f"cannot reshape {self.shape} ({self.size:,} elements) "
                 f"to {shape} ({prod(shape):,} elements)"
@@ -129,7 +129,7 @@ class Layout:
 
     def box(self, offsets: Sequence[int], shape: Sequence[int]) -> Layout:
         """NumPy's `x[o0:o0+n0, o1:o1+n1, ...]`: the box of `shape` that starts at `offsets`."""
-        shape = sizes_of(shape)
+        shape = checked_shape(shape)
         if not len(offsets) == len(shape) == len(self.shape):
             raise LayoutError(
                 f"a box in {self.shape} needs {len(self.shape)} offsets and sizes, "
@@ -216,7 +216,7 @@ class Layout:
 
 
 def _check_box(whole: Sequence[int], offsets: Sequence[int], shape: Sequence[int]) -> None:
-    """Raise where a box is not inside an array of shape `whole`."""
+    """Raise where a box is not inside an array of shape `whole_layout`."""
     for axis, (lo, n, size) in enumerate(zip(offsets, shape, whole, strict=True)):
         if not 0 <= lo <= lo + n <= size:
             raise LayoutError(f"box [{lo}:{lo + n}) leaves axis {axis} of {whole}, size {size}")
@@ -259,7 +259,7 @@ def renaming(old: Layout, new: Layout) -> Mapping[str, str] | None:
     return names if len({*names.values()}) == len(names) else None
 
 
-def sizes_of(shape: Sequence[int]) -> tuple[int, ...]:
+def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
     """`shape` as a tuple, none of its sizes negative."""
     if shape and min(shape) < 0:
         raise LayoutError(f"shape {tuple(shape)} has a negative size, {min(shape)}")
@@ -276,7 +276,7 @@ def copies(src: Layout, dst: Layout) -> list[Piece]:
     return copies_to(src, by_tensor(dst))
 
 
-def whole(tensor: str, shape: tuple[int, ...]) -> Layout:
+def whole_layout(tensor: str, shape: tuple[int, ...]) -> Layout:
     """`Layout.of` a tensor with a shape that was checked; the loops of equal sizes are shared."""
     n = prod(shape)
     return Layout(shape, (Piece(tensor, 0, 0, _run(n)),)) if n else Layout(shape, ())

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from math import prod
 
 from intarsia.errors import LayoutError
-from intarsia.layout.layout import Layout, sizes_of
+from intarsia.layout.layout import Layout, checked_shape
 from intarsia.layout.piece import Loop, Piece, run
 
 
 def padding(*shape: int) -> Layout:
     """A layout of `shape` that holds no element."""
-    return Layout(sizes_of(shape), ())
+    return Layout(checked_shape(shape), ())
 
 
 def concat(parts: Sequence[Layout], axis: int = 0) -> Layout:
@@ -81,7 +81,7 @@ def stack(parts: Sequence[Layout], axis: int = 0) -> Layout:
 def split(x: Layout, sizes: Sequence[int], axis: int = 0) -> list[Layout]:
     """`torch.split(x, sizes, axis)`: consecutive parts of the given sizes."""
     axis = x.axis_of(axis)
-    if sum(sizes_of(sizes)) != x.shape[axis]:
+    if sum(checked_shape(sizes)) != x.shape[axis]:
         raise LayoutError(
             f"split into {list(sizes)} adds up to {sum(sizes)}, "
             f"axis {axis} of {x.shape} has {x.shape[axis]}"

@@ -182,7 +182,7 @@ def clip(p: Piece, lo: int, hi: int) -> list[Piece]:
     return out
 
 
-def rows(p: Piece, s: int) -> list[tuple[int, Loop, Piece]]:
+def whole_rows(p: Piece, s: int) -> list[tuple[int, Loop, Piece]]:
     """`p`, whose largest `at` stride is at most `s`, as blocks of whole rows of `s` indices.
 
     Each block is its first row, the loop over its rows, and the piece inside one row.
@@ -192,7 +192,7 @@ def rows(p: Piece, s: int) -> list[tuple[int, Loop, Piece]]:
         over = [loop for loop in q.loops if loop.at == s]
         if len(over) > 1:
             for r in unrolled(q, over):
-                out += rows(r, s)
+                out += whole_rows(r, s)
             continue
         inside = tuple([loop for loop in q.loops if loop.at != s])
         block = over[0] if over else Loop(1, s, 0)
@@ -231,8 +231,8 @@ def meet(p: Piece, q: Piece) -> list[Piece]:
     if grown or len(ps) + len(qs) > 2:
         return [r for pp in ps for qq in qs for r in meet(pp, qq)]
     out: list[Piece] = []
-    q_rows = rows(q, s)
-    for x, over, inner in rows(p, s):
+    q_rows = whole_rows(q, s)
+    for x, over, inner in whole_rows(p, s):
         for y, q_over, q_inner in q_rows:
             row, stop = max(x, y), min(x + over.n, y + q_over.n)
             if row >= stop:

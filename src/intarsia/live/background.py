@@ -188,7 +188,7 @@ def release() -> None:
                 f"{_last.path} is still being saved from this memory",
                 hint="call wait() on its handle first",
             )
-        copying.release()
+        copying.release_copy()
 
 
 _HERE = "here"

@@ -33,11 +33,17 @@ from intarsia.live.loading.materialise import (
 from intarsia.live.loading.optimizer import OptimizerFilling, rows_of_state
 from intarsia.live.loading.passing_buffers import computed_by
 from intarsia.live.loading.shared_memory import with_one_source
-from intarsia.live.megatron.model import chunks_of, install, is_megatron, refuse_optimizer
+from intarsia.live.megatron.model import install, is_megatron, pipeline_models, refuse_optimizer
 from intarsia.live.megatron_settings import unlike_settings, with_settings
-from intarsia.live.model.adapters import added
+from intarsia.live.model.adapters import adapter_tensors
 from intarsia.live.model.contents import ModelContents
-from intarsia.live.model.names import config_of, facts_of, manifest_for, model_in, named_as_is
+from intarsia.live.model.names import (
+    checkpoint_facts,
+    config_of_model,
+    manifest_for,
+    model_in,
+    named_as_is,
+)
 from intarsia.live.optimizer.named import NamedOptimizer
 from intarsia.live.optimizer.state import unused_state
 from intarsia.live.report import Counts, Loaded
@@ -105,7 +111,7 @@ def load(
         budget = Budget.of(memory, workers)
         named = named_as_is(where, into, config, section)
         manifest = named or manifest_for(where, into, config, section)
-        shared.value = facts_of(manifest) | {
+        shared.value = checkpoint_facts(manifest) | {
             "strict": str(strict),
             "cast": str(cast),
             "hyperparameters": hyperparameters,
@@ -115,7 +121,9 @@ def load(
         }
     check_alike(shared.values)
     with team.together() as shared:
-        empty = [n for module in _modules(into) for n, x, _ in added(module) if is_empty(x)]
+        empty = [
+            n for module in _modules(into) for n, x, _ in adapter_tensors(module) if is_empty(x)
+        ]
         on_meta = {id(module): names_on_meta(module) for module in _modules(into)}
         left = [name for module in _modules(into) for name in materialise(module, device)]
         contents = None if is_megatron(into) else ModelContents.of(into)
@@ -162,7 +170,7 @@ def load(
         settled = with_one_source(settled, manifest, tied, budget, strict=strict)
         check_rounded(manifest, settled.precise, budget, hint=_STALE)
         report = Loaded(str(where), manifest.format, unused=settled.unused, kept=kept)
-        report.config = config_of(model_in(into)) or manifest.config
+        report.config = config_of_model(model_in(into)) or manifest.config
         if is_megatron(into):
             report.config = with_settings(manifest.config, into)
             report.notes += unlike_settings(into)
@@ -225,13 +233,13 @@ def _changing() -> Iterator[None]:
 
 
 def _modules(into: Any) -> list[Any]:
-    held = into.values() if isinstance(into, Mapping) else chunks_of(into)
+    held = into.values() if isinstance(into, Mapping) else pipeline_models(into)
     return [part for part in held if hasattr(part, "_apply")]
 
 
 def _tied(into: Any, manifest: Manifest) -> dict[str, str]:
     """The tensors that the model or the checkpoint takes from others by its configuration."""
-    tables = (table_for(config) for config in (manifest.config, config_of(model_in(into))))
+    tables = (table_for(config) for config in (manifest.config, config_of_model(model_in(into))))
     return {name: to for table in tables if table for name, to in table.tied.items()}
 
 

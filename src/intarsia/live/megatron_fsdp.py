@@ -7,7 +7,7 @@ so on.  Where a component ends inside a slice depends on the parameter alone.  W
 does not matter: a DTensor counts the elements of all ranks, a plain tensor those of one.
 
     >>> item = ParameterSlice((4, 3), 2, 11)
-    >>> [(part.name, part.start, part.stop) for part in parts_of(item, gated(item))]
+    >>> [(part.name, part.start, part.stop) for part in component_slices(item, gated(item))]
     [('_w', 2, 6), ('_v', 0, 5)]
 
 A model's states are split layer by layer, not by one flag; loading is in `intarsia.live.megatron_load`.
@@ -30,7 +30,7 @@ import torch
 from intarsia.errors import LayoutError
 from intarsia.layout import Layout, concat
 from intarsia.live.model.holding import is_dtensor, memory_of
-from intarsia.live.model.own_tensors import joined
+from intarsia.live.model.own_tensors import full_name
 from intarsia.mesh import Shape
 
 Sizes = Mapping[str, int]
@@ -149,7 +149,7 @@ def _share(n: int, tp: int, what: str) -> int:
     return n // tp
 
 
-def parts_of(item: ParameterSlice, sizes: Sizes) -> list[ComponentSlice]:
+def component_slices(item: ParameterSlice, sizes: Sizes) -> list[ComponentSlice]:
     """Where the components of a fused parameter lie in a rank's slice of it."""
     rest = item.shape[1:]
     shapes = {name: (n, *rest) for name, n in sizes.items()}
@@ -173,7 +173,7 @@ def split(state: Any, item: ParameterSlice, sizes: Sizes) -> list[ComponentSlice
     """
     local = local_elements(state, item)
     found = []
-    for part in parts_of(item, sizes):
+    for part in component_slices(item, sizes):
         flat = local[part.at : part.at + part.item.size]
         row = prod(part.item.shape[1:])
         if row and not (part.start % row or part.stop % row):
@@ -184,7 +184,7 @@ def split(state: Any, item: ParameterSlice, sizes: Sizes) -> list[ComponentSlice
 
 def merge(parts: Sequence[ComponentSlice], item: ParameterSlice) -> torch.Tensor:
     """The rank's flat slice of the fused parameter out of its components: `split` undone."""
-    expected = parts_of(item, {part.name: part.item.shape[0] for part in parts})
+    expected = component_slices(item, {part.name: part.item.shape[0] for part in parts})
     for part, own in zip(parts, expected, strict=True):
         size = -1 if part.tensor is None else part.tensor.numel()
         if (part.item, part.at, size) != (own.item, own.at, own.item.size):
@@ -244,7 +244,7 @@ def gated_names(model: Any) -> set[str]:
         if getattr(module, "linear_fc1", None) is None or config is None:
             continue
         if getattr(config, "gated_linear_unit", False):
-            found.add(joined(name, "linear_fc1"))
+            found.add(full_name(name, "linear_fc1"))
     return found
 
 

@@ -20,7 +20,7 @@ from intarsia.format.megatron.fsdp_dtensor.keys import FsdpRows, canonical
 from intarsia.layout import Layout
 from intarsia.live.loading.fill import fill, prove
 from intarsia.live.loading.optimizer import counter_holdings, set_counters
-from intarsia.live.megatron.model import unwrapped
+from intarsia.live.megatron.model import unwrapped_path
 from intarsia.live.megatron_fsdp import ParameterSlice
 from intarsia.live.model.holding import Holding, memory_of
 from intarsia.run.budget import Budget
@@ -69,7 +69,7 @@ def load_parameters(
         )
     rows, loader = FsdpRows(table), _Loader(checkpoint)
     for name, param in params.items():
-        item, known = ParameterSlice.of(param), canonical(unwrapped(name_of(name)))
+        item, known = ParameterSlice.of(param), canonical(unwrapped_path(name_of(name)))
         row = rows.local(known, item.shape, item.tp, item.tp_rank)
         loader.weight(name, row, item, param)
         for kind, value in states.get(name, {}).items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from intarsia.live.megatron.model import chunks_of, config_of
+from intarsia.live.megatron.model import pipeline_models, transformer_config
 
 MEGATRON = "megatron"
 """Where a returned configuration keeps the settings of Megatron's own."""
@@ -31,14 +31,14 @@ def settings_of(into: Any) -> dict[str, Any]:
     Under context parallelism a rank sees a part of each sequence, so that the mean of the ranks'
     mean losses is not the mean over tokens: the loss has to be summed, and divided by all tokens.
     """
-    config = config_of(chunks_of(into)[0])
+    config = transformer_config(pipeline_models(into)[0])
     cp = getattr(config, "context_parallel_size", 1) or 1
     return {"calculate_per_token_loss": True} if cp > 1 else {}
 
 
 def unlike_settings(into: Any) -> list[str]:
     """What the live model's configuration has otherwise than its mesh implies, in words."""
-    config = config_of(chunks_of(into)[0])
+    config = transformer_config(pipeline_models(into)[0])
     return [
         f"the mesh implies {name}={value}, the model's configuration has {getattr(config, name, None)}"
         for name, value in settings_of(into).items()

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from intarsia.errors import UsageError
 from intarsia.live.parallel.agreement import assert_same_model
-from intarsia.live.parallel.experts import Experts, experts_of, place
+from intarsia.live.parallel.experts import Experts, expert_modules, place
 from intarsia.live.parallel.prepared import mark_placed
 from intarsia.live.parallel.roles import EP, FSDP, TP, Roles, remember
 from intarsia.live.parallel.tensor_parallel import cut_layers, layers_of
@@ -49,7 +49,7 @@ def parallelize(
     """
     roles = Roles.of(mesh, tp=tp, ep=ep, fsdp=fsdp, replicate=replicate)
     _refuse_parallel(model)
-    experts = experts_of(model, roles, expert_axis)
+    experts = expert_modules(model, roles, expert_axis)
     layers = layers_of(model, roles.size(roles.tp)) if roles.tp else []
     assert_same_model(model, mesh)
 

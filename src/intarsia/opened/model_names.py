@@ -17,7 +17,7 @@ from intarsia.format.complaint import Complain, Complaint
 from intarsia.format.folder.adapters import is_adapter
 from intarsia.format.naming.foreign_names import foreign_names
 from intarsia.format.naming.logical_names import common_dtype, shape_fault
-from intarsia.format.naming.named_tensors import files_of
+from intarsia.format.naming.named_tensors import files_of_tensor
 from intarsia.format.naming.section import TOP
 from intarsia.format.naming.wrappers import bare
 from intarsia.format.registry import read_manifest
@@ -119,12 +119,12 @@ def _complain_of_others(
             kind=shape_fault(name, s.shape, want),
             tensors=(name,),
         )
-        complain(Complaint(error, files_of(s), s.layout.tensors))
+        complain(Complaint(error, files_of_tensor(s), s.layout.tensors))
     beyond = [*model.beyond(strange, [name for name in held if name not in strange])]
     if beyond:
         text = f"{len(beyond):,} tensors are of layers that config.json does not give {kind}: {few(beyond)}"
         error = FamilyError(f"{text} - at {src.path}", tensors=tuple(beyond))
-        files = dict.fromkeys(file for name in beyond for file in files_of(held[name]))
+        files = dict.fromkeys(file for name in beyond for file in files_of_tensor(held[name]))
         complain(Complaint(error, tuple(files), tuple(beyond)))
 
 

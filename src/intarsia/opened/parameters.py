@@ -7,7 +7,7 @@ from math import prod
 from intarsia.family import table_for
 from intarsia.frozen import frozen
 from intarsia.planning.manifest import Manifest
-from intarsia.quantised.shapes import numbers_in
+from intarsia.quantised.shapes import count_numbers
 from intarsia.state.names import is_state
 
 
@@ -31,7 +31,7 @@ def parameters_of(manifest: Manifest) -> Parameters:
     count = sum(x.size for name, x in logical if name not in parts and not is_state(name))
     unknown = 0
     for kind in manifest.quantised.alike:
-        alike = numbers_in(kind.first)
+        alike = count_numbers(kind.first)
         for of, _ in kind.names:
             size = known[of].layout.size if of in known else alike
             unknown += size is None

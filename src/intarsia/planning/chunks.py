@@ -70,10 +70,10 @@ class Chunks(MadeTogether[Chunk]):
         return tuple([Chunk(*each) for each in zip(self.boxes, *self.columns, strict=True)])
 
 
-def numbers_in(firsts: Numbers, counts: Numbers) -> Numbers:
+def numbers_of_ranges(firsts: Numbers, counts: Numbers) -> Numbers:
     """The numbers of ranges, one after another.
 
-    >>> numbers_in(np.array([5, 0]), np.array([2, 3])).tolist()
+    >>> numbers_of_ranges(np.array([5, 0]), np.array([2, 3])).tolist()
     [5, 6, 0, 1, 2]
     """
     found: Numbers = np.repeat(firsts - counts.cumsum() + counts, counts)
@@ -84,7 +84,7 @@ def repeated(columns: Sequence[Numbers], which: Sequence[int]) -> Numbers:
     """Of columns that recur, those with these numbers, one after another."""
     counts, some = np.array([x.shape[1] for x in columns], np.int64), np.array(which, np.int64)
     firsts = counts.cumsum() - counts
-    return np.concatenate(columns, 1)[:, numbers_in(firsts[some], counts[some])]
+    return np.concatenate(columns, 1)[:, numbers_of_ranges(firsts[some], counts[some])]
 
 
 def first_place(chunks: Sequence[Chunk]) -> tuple[str, int] | None:

@@ -68,7 +68,7 @@ def runs_of(piece: Piece, itemsize: int, base_bytes: int = 0) -> SourceRuns:
     return SourceRuns(starts, reach * itemsize, outer, inner)
 
 
-def merge(starts: Ints, lengths: Ints) -> tuple[Ints, Ints]:
+def merge_runs(starts: Ints, lengths: Ints) -> tuple[Ints, Ints]:
     """The first and last-plus-one bytes of the ranges to read, in order, for runs in any order."""
     order = np.argsort(starts, kind="stable")
     first, length = starts[order], lengths[order]

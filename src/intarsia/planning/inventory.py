@@ -80,7 +80,7 @@ class LeftOut:
         return asdict(self)
 
 
-def left_out(items: Iterable[InventoryItem]) -> list[InventoryItem]:
+def items_left_out(items: Iterable[InventoryItem]) -> list[InventoryItem]:
     """The parts that the destination does not get."""
     return [item for item in items if item.fate is Fate.LEFT_OUT]
 
@@ -88,7 +88,7 @@ def left_out(items: Iterable[InventoryItem]) -> list[InventoryItem]:
 def lines(items: Iterable[InventoryItem]) -> list[str]:
     """What is left out, for people: one line for all parts that are left out for the same reason."""
     groups: dict[tuple[str, Role, str], list[str]] = {}
-    for item in left_out(items):
+    for item in items_left_out(items):
         groups.setdefault((item.kind, item.role, item.why), []).append(item.name)
     return [
         f"{kind} {few(names, _SHOWN)} ({role}): {why}"
@@ -122,6 +122,6 @@ def unread_sections(items: Iterable[InventoryItem]) -> list[str]:
     """What a check says of the sections that it does not look at."""
     return [
         f"section {item.name} ({item.role}) is not read: {item.why}"
-        for item in left_out(items)
+        for item in items_left_out(items)
         if item.kind == "section"
     ]

@@ -17,7 +17,7 @@ import numpy as np
 from intarsia.frozen import frozen
 from intarsia.layout import Piece, once
 from intarsia.mesh import Mesh
-from intarsia.planning.coalesce import merge, runs_of
+from intarsia.planning.coalesce import merge_runs, runs_of
 from intarsia.planning.copy import Copy
 from intarsia.planning.inventory import LeftOut, Reason
 from intarsia.planning.manifest import Manifest, Target
@@ -89,7 +89,7 @@ def read_cost(found: Sequence[Copy]) -> tuple[int, int]:
     for runs_in_file in by_file.values():
         starts = np.concatenate([s for s, _ in runs_in_file])
         lengths = np.concatenate([np.full(len(s), n, np.int64) for s, n in runs_in_file])
-        lo, hi = merge(starts, lengths)
+        lo, hi = merge_runs(starts, lengths)
         read += int((hi - lo).sum())
     return needed, read
 

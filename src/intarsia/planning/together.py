@@ -24,7 +24,7 @@ def partners(proofs: Iterable[Proven]) -> list[ProvenGroup]:
     """The targets, in groups that need the same bytes; nearly every target is alone."""
     listed = list(proofs)
     group_of: dict[int, list[Proven]] = {}
-    for filled in in_turn(listed):
+    for filled in copies_in_turn(listed):
         first = group_of.setdefault(id(filled[0][0]), [filled[0][0]])
         for proven, _ in filled[1:]:
             other = group_of.setdefault(id(proven), [proven])
@@ -39,7 +39,7 @@ def partners(proofs: Iterable[Proven]) -> list[ProvenGroup]:
 def windows_together(group: ProvenGroup, limit_bytes: int) -> Iterator[Windows]:
     """The windows of targets, each time those of at most `limit_bytes` that share bytes of the source."""
     done: dict[int, list[tuple[int, int]]] = {}
-    for filled in in_turn(group):
+    for filled in copies_in_turn(group):
         rows = max(filled[0][1].loops, key=lambda loop: loop.to)
         row_bytes = sum(rows.to * proven.target.dtype.itemsize for proven, _ in filled)
         count = limit_bytes // row_bytes
@@ -60,7 +60,7 @@ def windows_together(group: ProvenGroup, limit_bytes: int) -> Iterator[Windows]:
             yield ((proven, window),)
 
 
-def in_turn(proofs: Iterable[Proven]) -> Iterator[_Filled]:
+def copies_in_turn(proofs: Iterable[Proven]) -> Iterator[_Filled]:
     """Copies whose elements lie in turn in one chunk, each filling a stretch of its target."""
     alike: dict[tuple[int, int], _Filled] = {}
     numbers: dict[tuple[Loop, ...], int] = {}

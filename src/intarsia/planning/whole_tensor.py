@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from intarsia.dtypes import DType
-from intarsia.layout import whole
+from intarsia.layout import whole_layout
 from intarsia.mesh import Box, Rule, Shape
 from intarsia.planning.made_when_asked import MadeWhenAsked
 from intarsia.planning.manifest import Chunk, Logical, Stored
@@ -39,7 +39,7 @@ class WholeTensor(NamedTuple):
         """The tensor as all of the logical one of its name; `rule` says how a mesh cuts it."""
         name, dtype, shape, start_bytes, length_bytes, file = self
         chunk = Chunk(_whole(shape), file, start_bytes, length_bytes)
-        return Stored(name, dtype, whole(name, shape), (chunk,), rule, name)
+        return Stored(name, dtype, whole_layout(name, shape), (chunk,), rule, name)
 
     def logical(self) -> Logical:
         """The logical tensor of its name, where it is all of that."""

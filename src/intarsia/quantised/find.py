@@ -21,7 +21,7 @@ from intarsia.quantised.weight import (
     QuantisedWeights,
     Typed,
     WeightPart,
-    part_of,
+    weight_part,
 )
 from intarsia.quantised.words import (
     FOUR_BITS,
@@ -58,7 +58,7 @@ def find_quantised(
     for of, (main, word) in mains.items():
         others = [(parts[of], claim) for claim, parts in columns if of in parts]
         if not others:
-            bare.append(part_of(main, word, PartRole.WEIGHT))
+            bare.append(weight_part(main, word, PartRole.WEIGHT))
             continue
         if len(others) > 1:
             others.sort(key=lambda part: places()[part[0].name])
@@ -71,8 +71,8 @@ def find_quantised(
         kind = kinds.get(template)
         if kind is None:
             kind = kinds[template] = len(found)
-            beside = tuple(part_of(s, claim.word, claim.role) for s, claim in others)
-            weight = _weight(of, part_of(main, word, PartRole.WEIGHT), beside, scheme)
+            beside = tuple(weight_part(s, claim.word, claim.role) for s, claim in others)
+            weight = _weight(of, weight_part(main, word, PartRole.WEIGHT), beside, scheme)
             found.append(AlikeWeights(weight, []))
         found[kind].names.append((of, names))
         order.append(kind)
@@ -197,7 +197,7 @@ def _by_module(
         names = modules[module]
         if found and (not known or len(names) > 1):
             parts = [
-                part_of(tensors[n], n.rpartition(".")[2], PartRole.WEIGHT if n == found[0] else PartRole.OTHER)
+                weight_part(tensors[n], n.rpartition(".")[2], PartRole.WEIGHT if n == found[0] else PartRole.OTHER)
                 for n in names
             ]  # fmt: skip
             main = next(p for p in parts if p.role is PartRole.WEIGHT)

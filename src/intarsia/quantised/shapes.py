@@ -36,7 +36,7 @@ def misshaped(w: QuantisedWeight) -> Iterator[ScaleFault]:
         yield ScaleFault("scale-misshaped", (part.name, w.main.name), text)
 
 
-def fits(w: QuantisedWeight, shape: Shape) -> bool:
+def fits_shape(w: QuantisedWeight, shape: Shape) -> bool:
     """Whether a packed weight can stand for a weight of this shape."""
     stored, word = w.main.shape, w.main.dtype.itemsize * 8
     if w.form == "mxfp4":
@@ -67,7 +67,7 @@ def packing(w: QuantisedWeight) -> int:
     return 32 // scheme.bits if kind == "I32" and whole else 0
 
 
-def numbers_in(w: QuantisedWeight) -> int | None:
+def count_numbers(w: QuantisedWeight) -> int | None:
     """How many numbers a weight stands for, by headers alone; None where they do not say.
 
     A last word that is not full counts as full.

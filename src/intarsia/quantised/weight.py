@@ -54,7 +54,7 @@ class WeightPart:
     shape: Shape
 
 
-def part_of(tensor: Typed, word: str, role: PartRole) -> WeightPart:
+def weight_part(tensor: Typed, word: str, role: PartRole) -> WeightPart:
     return WeightPart(tensor.name, word, role, tensor.dtype, tensor.shape)
 
 

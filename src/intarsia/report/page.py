@@ -15,7 +15,7 @@ from intarsia.planning.manifest import Logical
 from intarsia.report.content import PageContent, State
 from intarsia.report.model_map import map_of
 from intarsia.report.safe import html, script, visible
-from intarsia.report.storage import storage_of
+from intarsia.report.storage import storage_map
 
 if TYPE_CHECKING:
     from intarsia.checking.fault import Fault
@@ -110,7 +110,7 @@ class _Known:
                 [f.kind, visible(f.text), known]
                 for f, known in zip(story.faults, by_fault, strict=True)
             ],
-            "sides": [storage_of(m, self.numbers) for m in story.sides],
+            "sides": [storage_map(m, self.numbers) for m in story.sides],
         }  # fmt: skip
 
 

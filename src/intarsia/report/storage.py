@@ -44,7 +44,7 @@ _NUMBER = re.compile(r"(?<![0-9])(0|[1-9][0-9]{0,14})(?![0-9])", re.ASCII)
 """A number that its value gives back: no leading zero, exact in a script."""
 
 
-def storage_of(manifest: Manifest, numbers: Mapping[str, int]) -> dict[str, Any]:
+def storage_map(manifest: Manifest, numbers: Mapping[str, int]) -> dict[str, Any]:
     """Files, stored tensors and chunks; `numbers` gives each logical tensor's number.
 
     Texts that differ in their numbers alone are kept once (`Texts`).  A chunk is `[file, first byte, bytes]`, then its box where it is not the whole, then its elements

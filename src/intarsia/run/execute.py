@@ -32,13 +32,13 @@ from intarsia.run.room import Bytes, Room, in_parts
 from intarsia.run.sharing import in_steps, share_out
 from intarsia.run.source import Source
 from intarsia.run.sums.checksum import join
-from intarsia.run.sums.hashing import add_to, merged
+from intarsia.run.sums.hashing import add_to, merged_sums
 from intarsia.run.windows.filled import Filled, cut_boxes
 from intarsia.run.windows.moves import Movable, movable_windows, move_windows
 from intarsia.run.windows.slots import Slots
 from intarsia.run.windows.strips import StripPlans
 from intarsia.run.windows.tally import Sums, Tallied, Tally
-from intarsia.run.windows.written import NOTHING, SlotPart, Written, unfinished
+from intarsia.run.windows.written import NOTHING, SlotPart, Written, unfinished_parts
 from intarsia.store.writing.staging import Staging
 
 Step = Sequence[Windows]
@@ -131,14 +131,14 @@ class Execution:
             tuple(chain(*(part.windows for part in parts))),
             tuple(chain(*(part.crcs for part in parts))),
             source.losses,
-            merged([part.sums for part in parts]),
+            merged_sums([part.sums for part in parts]),
         )
         self.record(written)
         with self._counting:
             self.source.losses.update(source.losses)
             add_to(self.sums, written.sums)
             self.progress(written.nbytes)
-        return unfinished(written, self._slots)
+        return unfinished_parts(written, self._slots)
 
     def _through_memory(self, windows: Sequence[tuple[Proven, Box]], source: Source) -> Written:
         """Fill windows in this thread's memory, and write them."""
@@ -149,7 +149,7 @@ class Execution:
             tuple((x.target, x.window) for x in filled),
             tuple(one.crcs for one in tallied),
             source.losses,
-            merged([one.sums for one in tallied]),
+            merged_sums([one.sums for one in tallied]),
         )
 
     def _fill(self, windows: Sequence[tuple[Proven, Box]], source: Source) -> list[Filled]:

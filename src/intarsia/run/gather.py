@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from intarsia.dtypes import BY_NAME, DType
 from intarsia.frozen import frozen
 from intarsia.layout import Loop, Piece
-from intarsia.planning.coalesce import SourceRuns, grid, merge, runs_of
+from intarsia.planning.coalesce import SourceRuns, grid, merge_runs, runs_of
 from intarsia.run.losses import LossWatch
 from intarsia.run.room import Bytes, Room, in_parts
 from intarsia.run.sharing import in_steps
@@ -193,7 +193,7 @@ def _gather_runs(folder: Folder, file: str, fills: Sequence[Fill]) -> int:
     runs = [runs_of(f.piece, f.itemsize, f.base_bytes) for f in fills]
     starts = np.concatenate([r.starts for r in runs])
     lengths = np.repeat([r.length for r in runs], [len(r.starts) for r in runs]).astype(np.int64)
-    lo, hi = merge(starts, lengths)
+    lo, hi = merge_runs(starts, lengths)
     first = np.searchsorted(lo, [r.starts[0] for r in runs], "right") - 1
     last = np.searchsorted(lo, [r.starts[-1] for r in runs], "right") - 1
     users = np.bincount(np.concatenate([first, last]), minlength=len(lo))

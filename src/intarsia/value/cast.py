@@ -41,7 +41,7 @@ def cast(bits: Bits, src: DType, dst: DType) -> Bits:
         return bf16_of(bits)
     if not has_torch():
         return in_stretches(bits, src, dst, lambda numbers: numbers)
-    return bits_of(in_torch(tensor_of(bits, src), dst), dst, bits.shape)
+    return bits_of(in_torch(torch_tensor(bits, src), dst), dst, bits.shape)
 
 
 def _is_worth_torch(nbytes: int) -> bool:
@@ -51,7 +51,7 @@ def _is_worth_torch(nbytes: int) -> bool:
     return ("torch" in sys.modules or _cast_bytes > WITHOUT_TORCH_BYTES) and has_torch()
 
 
-def tensor_of(bits: Bits, dtype: DType) -> Any:
+def torch_tensor(bits: Bits, dtype: DType) -> Any:
     """The torch tensor that bits are."""
     import torch
 

@@ -8,7 +8,7 @@ from intarsia.dtypes import DType
 from intarsia.frozen import frozen
 from intarsia.value.base import Value, Window
 from intarsia.value.bits import Bits, Numbers, as_float64
-from intarsia.value.cast import bits_of, cast, check_cast, has_torch, in_torch, tensor_of
+from intarsia.value.cast import bits_of, cast, check_cast, has_torch, in_torch, torch_tensor
 from intarsia.value.numpy_cast import in_stretches, rounded
 from intarsia.value.plain import PLAIN
 
@@ -54,7 +54,7 @@ def _added(window: Window, into: DType, by: float) -> Bits:
     check_cast(src, into)
     narrows = into.itemsize < src.itemsize
     if has_torch():
-        tensor = tensor_of(bits, src)
+        tensor = torch_tensor(bits, src)
         tensor = in_torch(tensor, into) if narrows else tensor
         tensor = (tensor.double() if src.name == "F64" else tensor.float()) + by
         return bits_of(in_torch(tensor, into), into, bits.shape)

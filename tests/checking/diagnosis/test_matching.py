@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intarsia.checking.diagnosis.rearranged.keys import found_again
-from intarsia.checking.diagnosis.rearranged.matching import blocks_of, strided
+from intarsia.checking.diagnosis.rearranged.matching import fewest_blocks, strided
 
 
 @given(st.permutations(range(20)))
@@ -33,11 +33,11 @@ def test_rows_of_nowhere_are_not_found() -> None:
 def test_blocks_are_those_of_a_chunked_axis(rows: int, order: list[int]) -> None:
     step = -(-rows // len(order))
     moved = np.concatenate([np.arange(rows)[k * step : (k + 1) * step] for k in order])
-    assert blocks_of(moved) == order
+    assert fewest_blocks(moved) == order
 
 
 def test_an_order_of_single_rows_has_no_larger_blocks() -> None:
-    found = blocks_of([1, 0, 3, 2, 5, 4])
+    found = fewest_blocks([1, 0, 3, 2, 5, 4])
     assert found is not None
     assert len(found) == 6
 

@@ -12,7 +12,7 @@ from intarsia.checking.diagnosis.rearranged.order import (
     inverse,
     numbers,
     of_runs,
-    rows,
+    unmoved,
 )
 from intarsia.layout import Layout, concat
 from tests.oracle.layouts import ids
@@ -40,7 +40,7 @@ def test_along_takes_indices_of_an_axis(axis: int, data: st.DataObject) -> None:
 
 def test_composing_reads_through_a_concatenation() -> None:
     fused = concat([Layout.of("w", (2, 3)), Layout.of("v", (2, 3))])
-    swapped = concat([rows(4).narrow(0, 2, 4), rows(4).narrow(0, 0, 2)])
+    swapped = concat([unmoved(4).narrow(0, 2, 4), unmoved(4).narrow(0, 0, 2)])
     expected = concat([Layout.of("v", (2, 3)), Layout.of("w", (2, 3))])
     assert np.array_equal(ids(along(fused, 0, swapped)), ids(expected))
 

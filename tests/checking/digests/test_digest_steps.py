@@ -25,7 +25,7 @@ from intarsia.planning.manifest import Logical
 from intarsia.planning.proof import prover_of
 from intarsia.run.budget import Budget
 from intarsia.run.ranks.crew import Crew
-from intarsia.run.ranks.one_machine import meet
+from intarsia.run.ranks.one_machine import meet_ranks
 from intarsia.run.ranks.waiting import Waiting
 from intarsia.run.sums.hashing import STRETCH_BYTES, sum_run
 from tests.checkpoints import bits, llama_config, model, normal_tensor, python, write_hf
@@ -174,7 +174,7 @@ def test_ranks_that_would_take_other_steps_are_refused_before_they_start(
     def digests(rank: int, turn: bool) -> dict[str, str]:
         with intarsia.open(tmp_path / "cut") as checkpoint:
             turned.update([id(checkpoint)] if turn else [])
-            with closing(meet(Waiting(rank, 2), 0, 20)) as here:
+            with closing(meet_ranks(Waiting(rank, 2), 0, 20)) as here:
                 team = Crew(rank, 2, apart=here)
                 return dict(digests_of(checkpoint, Budget.of(None, 1), team=team).tensors)
 

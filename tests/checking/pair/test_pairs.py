@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from intarsia.checking.pair.pairs import Matched, Pair, match, windows_of
+from intarsia.checking.pair.pairs import Matched, Pair, match, windows_of_pair
 from intarsia.checkpoint import Checkpoint
 from intarsia.dtypes import BY_NAME
 from intarsia.layout import Layout
@@ -118,7 +118,7 @@ def test_the_windows_of_a_pair_leave_room_for_both_sides_in_the_wider_type() -> 
     narrow, wide = (Logical("w", (64, 512), BY_NAME[dtype]) for dtype in ("BF16", "F32"))
     budget = Budget(16 << 20, 1, share_bytes=8 << 10)
     for pair in (Pair(narrow, wide), Pair(wide, narrow)):
-        boxes = list(windows_of(pair, budget))
+        boxes = list(windows_of_pair(pair, budget))
         assert len(boxes) > 1
         assert all(2 * 4 * box.size <= budget.window_bytes for box in boxes)
         assert sum(box.size for box in boxes) == narrow.size

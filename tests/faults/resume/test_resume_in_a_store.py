@@ -18,7 +18,7 @@ from intarsia.errors import FormatError, StoreError, UsageError
 from intarsia.store.address import named
 from intarsia.store.base import Store, Transaction
 from intarsia.store.reading.folder import Folder
-from intarsia.store.reading.lookup import everything_in, exists, is_file, listed
+from intarsia.store.reading.lookup import everything_in, exists, is_file, names_like
 from intarsia.store.registry import register, store_of
 from intarsia.store.writing.staging import Staging
 from tests.checkpoints import model, python, write_hf
@@ -79,7 +79,7 @@ def below(folder: PurePath) -> dict[str, bytes]:
 def check_nothing_half_written(out: PurePath, old: dict[str, bytes], whole: dict[str, bytes]):
     if exists(out):
         assert below(out) in (old, whole)
-    for path in listed(out.parent):
+    for path in names_like(out.parent):
         if path != out:
             assert ".intarsia-" in path.name
             with pytest.raises(FormatError):
@@ -120,7 +120,7 @@ def test_a_run_killed_at_any_call_is_resumed(kind, chosen, overwrite, src, whole
         check_nothing_half_written(out, old, whole)
         report = intarsia.convert(src, str(out), resume=True, **options)
         assert below(out) == whole, at
-        assert listed(out.parent) == [out], at
+        assert names_like(out.parent) == [out], at
         before = calls[: at - 1]
         if before.count("write") > 20 and "commit" not in before:
             assert re.search(r"resumed: .* were there already", str(report)), at

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from intarsia.checking.diagnosis.names import listed
+from intarsia.checking.diagnosis.names import as_ranges
 from intarsia.checking.fault import Fault
 from intarsia.checking.pair.comparison import Comparison
 from intarsia.state.names import parameter_of
@@ -63,8 +63,8 @@ def _where(fault: Fault) -> Iterator[str]:
     for what, words in (("layers", "layers?"), ("experts", "experts?")):
         numbers = {int(f[1]) for n in fault.tensors if (f := re.search(rf"\b{what}\.(\d+)\.", n))}
         said = re.search(rf"; {words} ([\d, to]+)(;|$)", fault.where)
-        if (said[1] if said else "") != listed(numbers):
-            yield f"the place says {said[1] if said else 'nothing'} of {what} {listed(numbers)}"
+        if (said[1] if said else "") != as_ranges(numbers):
+            yield f"the place says {said[1] if said else 'nothing'} of {what} {as_ranges(numbers)}"
 
 
 def _missing(fault: Fault, sides: Sides) -> Iterator[str]:
@@ -89,7 +89,7 @@ def _missing(fault: Fault, sides: Sides) -> Iterator[str]:
             }
             for names in (map(parameter_of, fault.tensors), map(parameter_of, mine))
         )
-        if listed(lost) != found[4] or places & held:
+        if as_ranges(lost) != found[4] or places & held:
             yield "untrue"
 
 
@@ -213,7 +213,7 @@ def _of_many(
         return lambda: _mapped(found, tensors, changed, sides)
     if found := re.fullmatch(r"expert (\d+) copied over (.+?) of (A|B), in (\d+) layers?", text):
         return lambda: (
-            listed(_number(n, "experts") for n in tensors) == found[2]
+            as_ranges(_number(n, "experts") for n in tensors) == found[2]
             and len({_number(n, "layers") for n in tensors}) == int(found[4])
             and all(
                 _holds(n, _put(n, "experts", int(found[1])), found[3], changed, sides)
@@ -360,9 +360,9 @@ def _every_matrix(
     what: str, numbers: str, layers: str | None, how: str, tensors: tuple[str, ...], sides: Sides
 ) -> bool:
     held = {_number(n, what) for n in tensors}
-    if listed(held) != numbers:
+    if as_ranges(held) != numbers:
         return False
-    if layers and listed(_number(n, "layers") for n in tensors) != layers:
+    if layers and as_ranges(_number(n, "layers") for n in tensors) != layers:
         return False
     said = str if layers else lambda stem: _put(stem, "layers", 0)  # of every layer, or of some
     stems = {said(re.split(rf"\b{what}\.\d+\.", n)[0]) for n in tensors}

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import intarsia
 from intarsia.errors import CoverageError, FamilyError, FormatError, UsageError
 from intarsia.format.registry import read_manifest
-from intarsia.planning.inventory import left_out
+from intarsia.planning.inventory import items_left_out
 from tests.checkpoints import (
     assert_same,
     bits,
@@ -404,13 +404,13 @@ def test_two_numbered_sets_without_an_index_are_not_guessed_between(tmp_path: Pa
 
 def test_files_beside_those_of_the_index_are_left_out_by_name(tmp_path: Path) -> None:
     src = write_hf(tmp_path, {"a": torch.ones(2), "b": torch.ones(3)}, files=2)
-    assert not left_out(intarsia.open(src).manifest.inventory)
+    assert not items_left_out(intarsia.open(src).manifest.inventory)
     save_file({"c": torch.ones(2)}, src / "adapter.safetensors")
-    (item,) = left_out(intarsia.open(src).manifest.inventory)
+    (item,) = items_left_out(intarsia.open(src).manifest.inventory)
     assert (item.name, item.role) == ("adapter.safetensors", "other model")
     assert item.why == "not of the weights that were read (model-*.safetensors)"
     (src / "adapter.safetensors").rename(src / "model-00003-of-00003.safetensors")
-    (item,) = left_out(intarsia.open(src).manifest.inventory)
+    (item,) = items_left_out(intarsia.open(src).manifest.inventory)
     assert item.why == "model.safetensors.index.json does not name it"
 
 

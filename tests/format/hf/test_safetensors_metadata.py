@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import intarsia
-from intarsia.planning.inventory import left_out
+from intarsia.planning.inventory import items_left_out
 from tests.checkpoints import llama_config, model, write_hf
 
 SAID = {"format": "pt", "tensor_names": '["a.weight"]', "a.weight": '{"_type": "Int8Tensor"}'}
@@ -64,6 +64,6 @@ def test_a_copy_of_headers_beside_files_that_have_their_own_is_not_called_read(
         intarsia.convert(src, tmp_path / to, to=to)
         src = next((tmp_path / to).glob("iter_*"))
     (src / "safetensors_metadata.json").write_text('{"who": "nobody"}')
-    (item,) = left_out(intarsia.open(src).manifest.inventory)
+    (item,) = items_left_out(intarsia.open(src).manifest.inventory)
     assert (item.name, item.role) == ("safetensors_metadata.json", "side file")
     assert not intarsia.open(src).manifest.metadata

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import intarsia
 from intarsia.errors import FormatError, UsageError
-from intarsia.planning.inventory import left_out
+from intarsia.planning.inventory import items_left_out
 from tests.checkpoints import assert_same, llama_config, model, read_hf, write_dcp, write_hf
 from tests.checkpoints import intarsia as cli
 
@@ -35,7 +35,7 @@ def test_the_model_is_read_and_what_lies_beside_it_is_named(tmp_path: Path) -> N
         (src / name).mkdir()
     report = intarsia.convert(src, tmp_path / "out", to="hf")
     assert_same(read_hf(tmp_path / "out"), model(CONFIG))
-    lost = {item.name: item.why for item in left_out(report.plan.src.inventory)}
+    lost = {item.name: item.why for item in items_left_out(report.plan.src.inventory)}
     assert set(lost) == {
         "consolidated.safetensors", "model.fp16.safetensors", "extra.safetensors", "params.json",
         "adapter_model.safetensors", "adapter_config.json", "pytorch_model.bin", "model.gguf",
@@ -86,7 +86,7 @@ def test_a_variant_beside_its_plain_set_is_left_out(tmp_path: Path) -> None:
     save_file({"a": torch.ones(2)}, tmp_path / "diffusion_pytorch_model.fp16.safetensors")
     found = intarsia.open(tmp_path)
     assert found["a"][:].tolist() == [0, 0]
-    assert [i.name for i in left_out(found.manifest.inventory)] == [
+    assert [i.name for i in items_left_out(found.manifest.inventory)] == [
         "diffusion_pytorch_model.fp16.safetensors"
     ]
 
@@ -109,7 +109,7 @@ def test_chat_templates_in_their_folder_go_along(tmp_path: Path) -> None:
     report = intarsia.convert(src, tmp_path / "out", to="hf")
     kept = tmp_path / "out" / "additional_chat_templates" / "tools.jinja"
     assert kept.read_text() == "{{ x }}"
-    assert [item.name for item in left_out(report.plan.src.inventory)] == [
+    assert [item.name for item in items_left_out(report.plan.src.inventory)] == [
         "additional_chat_templates/README.md", "additional_chat_templates/old/tools.jinja",
     ]  # fmt: skip
 
@@ -127,7 +127,7 @@ def test_a_file_of_any_name_keeps_it_and_an_index_names_its_set(tmp_path: Path) 
     index.write_text(index.read_text().replace('"model-', '"pytorch_model-'))
     report = intarsia.convert(src, tmp_path / "out", to="hf")
     assert (tmp_path / "out" / "model.safetensors").is_file()
-    assert not left_out(report.plan.src.inventory)
+    assert not items_left_out(report.plan.src.inventory)
 
 
 def test_two_checkpoints_in_one_folder_are_refused(tmp_path: Path) -> None:

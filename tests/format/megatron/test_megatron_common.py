@@ -19,7 +19,7 @@ from intarsia.format.megatron.common import (
     read_common,
     read_run_config,
     tensor_of_one,
-    whole,
+    whole_argument,
 )
 from intarsia.format.megatron.configuration.written_arguments import arguments_for
 from intarsia.format.torch_file.plain import plain
@@ -65,7 +65,7 @@ def test_arguments_of_foreign_classes(tmp_path: Path) -> None:
     torch.save({"args": Namespace(num_layers=4, dtype=torch.bfloat16)}, tmp_path / "common.pt")
     with Folder(tmp_path) as folder:
         args = arguments_of(read_common(folder, NOTHING))
-    assert whole(args, "num_layers") == 4
+    assert whole_argument(args, "num_layers") == 4
     assert plain(args) == {"num_layers": 4}
 
 

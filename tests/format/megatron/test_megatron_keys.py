@@ -14,10 +14,10 @@ from intarsia.format.megatron.keys import (
     DIALECTS,
     Key,
     MegatronRows,
-    experts_of,
+    experts_of_row,
     half_of,
     padded,
-    parts_of,
+    smallest_parts,
     torch_dist_rows,
 )
 from intarsia.layout import Layout, concat, cover
@@ -67,10 +67,10 @@ def test_an_expert_is_a_slice_of_its_stack() -> None:
     arrays = element_ids(table.logical)
     for name, row in table.dialects["megatron"].items():
         if row.rule.ep is None:
-            assert experts_of(row) == []
+            assert experts_of_row(row) == []
             continue
         whole = carried(row.layout, arrays)
-        for expert, one in enumerate(experts_of(row)):
+        for expert, one in enumerate(experts_of_row(row)):
             np.testing.assert_array_equal(carried(one.layout, arrays), whole[expert], name)
             assert one.rule.expert == (expert, len(whole))
             assert one.rule.tp == (None if row.rule.tp is None else row.rule.tp - 1)
@@ -167,7 +167,7 @@ def test_the_parts_of_every_layer_are_those_of_its_own_row(config) -> None:
     expected = [
         Param(str(key), part.layout, part.rule, part.value)
         for row in rows
-        for key, part in parts_of(row, keys._halves)
+        for key, part in smallest_parts(row, keys._halves)
     ]
     assert torch_dist_rows(table) == expected
 
@@ -182,7 +182,7 @@ def test_a_layer_whose_experts_are_stacked_otherwise_has_parts_of_its_own() -> N
     turned = concat([row.layout.narrow(1, 1, count), row.layout.narrow(1, 0, 1)], axis=1)
     rows._made[name] = replace(row, layout=turned)
     found = {x.name: x.layout for x in torch_dist_rows(table)}
-    for expert, part in enumerate(experts_of(rows[name])):
+    for expert, part in enumerate(experts_of_row(rows[name])):
         for half, end in enumerate("wv"):
             each = name.replace("experts.experts.", f"experts.experts.{expert}.") + f"_{end}"
             assert found[each] == half_of(part, half).layout

@@ -9,7 +9,7 @@ import pytest
 
 from intarsia.errors import FamilyError, SectionError, UsageError
 from intarsia.format.naming.sections import Sections, divide
-from intarsia.format.naming.wrappers import bare, unwrapped
+from intarsia.format.naming.wrappers import bare, without_wrappers
 from intarsia.format.optimizer_state.optimizer_names import owner, roots_of, state_in
 from intarsia.planning.inventory import Fate, Role
 from intarsia.state.names import StateName
@@ -264,11 +264,11 @@ def test_words_of_wrappers_are_taken_out_anywhere_and_module_only_where_that_lea
     None
 ):
     assert bare("_orig_mod.layers.0._fsdp_wrapped_module.w") == "layers.0.w"
-    assert unwrapped("module.layers.0.module.w", {"layers.0.w"}) == "layers.0.w"
-    assert unwrapped("module.w", {"module.w", "w"}) == "module.w"
-    assert unwrapped("module.w", {"v"}) is None
+    assert without_wrappers("module.layers.0.module.w", {"layers.0.w"}) == "layers.0.w"
+    assert without_wrappers("module.w", {"module.w", "w"}) == "module.w"
+    assert without_wrappers("module.w", {"v"}) is None
     with pytest.raises(FamilyError, match=r"is `a.module.w` or `a.w`"):
-        unwrapped("a.module.module.w", {"a.module.w", "a.w"})
+        without_wrappers("a.module.module.w", {"a.module.w", "a.w"})
 
 
 def test_a_wrappers_word_goes_from_names_that_no_table_has() -> None:

@@ -12,7 +12,7 @@ import intarsia
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import CoverageError
 from intarsia.layout import Layout, concat, padding
-from intarsia.live.loading.fill import SHARE, prove, windows_of
+from intarsia.live.loading.fill import SHARE, prove, windows_of_fillings
 from intarsia.live.model.holding import Holding
 from intarsia.mesh import Box
 from intarsia.planning.copy import Copy
@@ -94,7 +94,7 @@ def test_what_lies_beside_each_other_in_a_file_is_read_beside_each_other() -> No
         Holding(both, concat([layouts[x] for x in both]), torch.empty(4, 16))
         for both in ("ac", "bd")
     )
-    found = windows_of(prove([odd, even], manifest), nbytes * SHARE)
+    found = windows_of_fillings(prove([odd, even], manifest), nbytes * SHARE)
     read = [
         filling.proven.stretch(box.offsets[0] * 16, box.offsets[0] * 16 + box.size)
         for filling, box in found

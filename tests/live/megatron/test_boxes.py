@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intarsia.layout import Layout, concat
-from intarsia.live.megatron.boxes import boxes_of
+from intarsia.live.megatron.boxes import boxes_of_piece
 from intarsia.mesh import Box
 
 
@@ -20,7 +20,7 @@ def gathered(
     """A tensor filled box by box from a buffer, with the boxes."""
     found, boxes = np.full(shape, -1), []
     for piece in layout.pieces:
-        for box, over in boxes_of(piece, shape):
+        for box, over in boxes_of_piece(piece, shape):
             places = np.full((), over.to)
             for loop in over.loops:
                 places = np.add.outer(places, np.arange(loop.n) * loop.to)

@@ -15,7 +15,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 import intarsia
 from intarsia.errors import CoverageError, FamilyError, LayoutError, UsageError
 from intarsia.live.megatron.model import is_megatron, live_tensors
-from intarsia.live.megatron.parallel import WHOLE, place_of
+from intarsia.live.megatron.parallel import WHOLE, rank_of_axis
 from tests.live.megatron_stand_in import CONFIG, StandInGroup, last_stage, stand_in, write_model
 
 
@@ -96,10 +96,10 @@ def test_what_a_wrapper_has_of_its_own_is_not_left_out(hf: Path, tmp_path: Path)
 
 def test_a_duplicated_weight_is_whole_whatever_its_attributes_say() -> None:
     module = stand_in(None, 2, weight=(4, 4), bias=(4,))
-    assert place_of(module.weight, module, "weight", "w") == WHOLE
+    assert rank_of_axis(module.weight, module, "weight", "w") == WHOLE
     row = stand_in("row", 2, weight=(4, 2), bias=(4,))
-    assert place_of(row.weight, row, "weight", "w") == (2, 1, 1)
-    assert place_of(row.bias, row, "bias", "b") == WHOLE
+    assert rank_of_axis(row.weight, row, "weight", "w") == (2, 1, 1)
+    assert rank_of_axis(row.bias, row, "bias", "b") == WHOLE
 
 
 def test_a_part_of_the_wrong_size_is_refused_with_both_shapes(hf: Path) -> None:
@@ -114,7 +114,7 @@ def test_ranks_that_nothing_tells_are_asked_for(monkeypatch: pytest.MonkeyPatch)
     module: Any = stand_in("column", 2, weight=(4, 4))
     module._tp_group = None
     with pytest.raises(UsageError, match="initialize_model_parallel"):
-        place_of(module.weight, module, "weight", "decoder.w")
+        rank_of_axis(module.weight, module, "weight", "decoder.w")
 
 
 def test_a_mesh_or_an_optimizer_beside_a_megatron_model_is_refused(hf: Path) -> None:

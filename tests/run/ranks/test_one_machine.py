@@ -17,7 +17,7 @@ import pytest
 from intarsia.errors import IntarsiaError
 from intarsia.run.ranks import one_machine
 from intarsia.run.ranks.crew import Crew
-from intarsia.run.ranks.one_machine import OneMachine, meet
+from intarsia.run.ranks.one_machine import OneMachine, meet_ranks
 from intarsia.run.ranks.waiting import Waiting
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the names are Linux's")
@@ -52,7 +52,7 @@ def ranks(size: int) -> Iterator[Callable[..., list[Future[Any]]]]:
 
 
 def met(rank: int, size: int, number: int = 0) -> OneMachine:
-    return meet(Waiting(rank, size), number, 5)
+    return meet_ranks(Waiting(rank, size), number, 5)
 
 
 def test_every_exchange_brings_what_it_says() -> None:

@@ -12,7 +12,7 @@ from intarsia.checking.naming import place_of
 from intarsia.errors import FamilyError, IntarsiaError, UsageError, few
 from intarsia.family import Table, table_for
 from intarsia.format.complaint import Complaint
-from intarsia.format.naming.spelling import members_of
+from intarsia.format.naming.spelling import logical_members
 from intarsia.format.registry import format_named, read_manifest
 from intarsia.frozen import frozen_open
 from intarsia.opened.model_names import compared_with_model
@@ -84,7 +84,7 @@ class Headers:
     def _tensors(self, complaint: Complaint) -> tuple[str, ...]:
         names: dict[str, None] = {}
         for name in complaint.names:
-            members = members_of(parameter_of(name), self._table)
+            members = logical_members(parameter_of(name), self._table)
             names |= dict.fromkeys(map(like(name), members))
         if self.manifest is not None:
             for file in complaint.files:

@@ -10,10 +10,10 @@ from intarsia.checking.alone.entries import contradicting_entries, damaged_entri
 from intarsia.checking.alone.headers import NO_FAMILY, read_headers
 from intarsia.checking.alone.recorded_files import altered_files
 from intarsia.checking.alone.state import misshapen_state, missing_state
-from intarsia.checking.alone.structure import left_out, structure_faults
+from intarsia.checking.alone.structure import layers_left_out, structure_faults
 from intarsia.checking.alone.trainer_files import trainer_file_faults
-from intarsia.checking.alone.training import notes_on_steps, rounded_masters, steps_that_disagree
-from intarsia.checking.alone.unfinished import fault_of, unfinished
+from intarsia.checking.alone.training import masters_of_16_bits, notes_on_steps, steps_that_disagree
+from intarsia.checking.alone.unfinished import fault_of, why_unfinished
 from intarsia.checking.alone.unmapped import notes_on_ends, unmapped_faults
 from intarsia.checking.content.masters import masters_that_differ, weights_with_masters
 from intarsia.checking.content.one_tensor import content_faults, notes_of
@@ -125,12 +125,12 @@ def _examined(
     try:
         format = format_of(find_checkpoint(where).path).name
     except FormatError:
-        if (fault := unfinished(where)) is None:
+        if (fault := why_unfinished(where)) is None:
             raise
         return Soundness(str(path), 0, 0, (fault,))
     headers = read_headers(where, config, section)
     manifest, faults = headers.manifest, list(headers.faults())
-    if manifest is None and (fault := unfinished(where)) is not None:
+    if manifest is None and (fault := why_unfinished(where)) is not None:
         return Soundness(str(path), 0, 0, (fault,))
     if manifest is None:
         notes: tuple[str, ...] = (_NOT_JUDGED,)
@@ -159,7 +159,7 @@ def _examined(
     meant, repeated = made_by_copying(manifest.logical, repeated)
     faults += repeated
     faults += steps_that_disagree(found, manifest.entries)
-    faults += rounded_masters(found)
+    faults += masters_of_16_bits(found)
     faults += masters_that_differ(manifest, found, budget, more)
     faults += damaged_entries(manifest, headers.files)
     faults += unmapped_faults(manifest, budget)
@@ -181,7 +181,7 @@ def _examined(
     notes = (
         *manifest.notes,
         *headers.notes(),
-        *left_out(manifest),
+        *layers_left_out(manifest),
         *unread_sections(manifest.inventory),
         *unread_files(manifest.inventory, _holds_tensors(manifest)),
         *links_to_nothing(manifest.inventory),

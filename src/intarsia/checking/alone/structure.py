@@ -95,7 +95,7 @@ def missing_towers(manifest: Manifest) -> Iterator[Fault]:
         yield Fault("tower-missing", (), manifest.path, text)
 
 
-def left_out(manifest: Manifest) -> Iterator[str]:
+def layers_left_out(manifest: Manifest) -> Iterator[str]:
     """Notes of the layers that a checkpoint leaves out, as it may."""
     table = table_for(manifest.config)
     for layer, names in optional_layers(table).items() if table else ():

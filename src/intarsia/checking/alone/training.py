@@ -96,7 +96,7 @@ def _never_stepped(found: Sequence[ItemStats], steps: Mapping[str, float]) -> se
     return {name for name in steps if still.get(parameter_of(name), False)}
 
 
-def rounded_masters(found: Sequence[ItemStats]) -> Iterator[Fault]:
+def masters_of_16_bits(found: Sequence[ItemStats]) -> Iterator[Fault]:
     """Main weights of trained parameters of which not one uses what fp32 adds to 16 bits.
 
     A first step may have a learning rate of zero, so what it leaves is as it was loaded.

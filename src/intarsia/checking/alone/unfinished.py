@@ -9,7 +9,7 @@ from intarsia.format.complaint import Complaint
 from intarsia.format.registry import FORMATS
 
 
-def unfinished(path: PurePath) -> Fault | None:
+def why_unfinished(path: PurePath) -> Fault | None:
     """Why a folder that should hold a checkpoint of any format holds none; the general formats first."""
     asked = (FORMATS[name].unfinished(path) for name in reversed([*FORMATS]))
     found = next(filter(None, asked), None)

@@ -21,7 +21,7 @@ from intarsia.planning.manifest import Logical, Manifest
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress, counting
-from intarsia.run.sums.hashing import Sum, merged
+from intarsia.run.sums.hashing import Sum, merged_sums
 from intarsia.state.names import MASTER, kind_of, master_of, parameter_of
 from intarsia.value.bits import Bits, as_float64, bits_dtype
 from intarsia.value.cast import cast
@@ -57,10 +57,10 @@ def masters_that_differ(
     manifest: Manifest, found: Sequence[ItemStats], budget: Budget, progress: Progress | None = None
 ) -> Iterator[Fault]:
     """Weights that are not their main weights rounded, by the sums that a survey took."""
-    rounded = merged(stats.rounded for stats in found)
+    rounded = merged_sums(stats.rounded for stats in found)
     if not rounded:
         return
-    weights = merged(stats.sums for stats in found)
+    weights = merged_sums(stats.sums for stats in found)
     lost = (stats.item.stored.layout.tensors for stats in found if stats.unread)
     unread = {parameter_of(name) for names in lost for name in names}
     suspects = [

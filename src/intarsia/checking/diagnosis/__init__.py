@@ -17,7 +17,7 @@ from intarsia.checking.diagnosis.hypotheses.compound import also_changed
 from intarsia.checking.diagnosis.hypotheses.faults_of_moves import MOVED, text_of_move
 from intarsia.checking.diagnosis.hypotheses.groups import RelatedTensors
 from intarsia.checking.diagnosis.hypotheses.moves import find_moves, is_table
-from intarsia.checking.diagnosis.search import explain, unexplained, with_place
+from intarsia.checking.diagnosis.search import explain_difference, unexplained, with_place
 from intarsia.checking.diagnosis.summary import missing, not_comparable, summarise
 from intarsia.checking.diagnosis.where.chunks import whereabouts_of
 from intarsia.checking.diagnosis.where.pages import damaged_pages
@@ -126,7 +126,9 @@ def _searched(
                 RelatedTensors({e.pair.b.name: e.pair.b}, None),
             )
         regrouped = find_regrouped(e.a, e.b, u.pair)
-        found[u.pair] = regrouped or (explain(e, *near) if thoroughly else _unsearched(e))
+        found[u.pair] = regrouped or (
+            explain_difference(e, *near) if thoroughly else _unsearched(e)
+        )
         advance(u.pair.a.nbytes)
 
     while any(queues.values()):

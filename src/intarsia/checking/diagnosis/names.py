@@ -8,10 +8,10 @@ from intarsia.checking.naming import expert_of, layer_of, without_expert, withou
 from intarsia.errors import few
 
 
-def listed(numbers: Iterable[int]) -> str:
+def as_ranges(numbers: Iterable[int]) -> str:
     """Numbers as ranges.
 
-    >>> listed([0, 1, 2, 5, 7, 8])
+    >>> as_ranges([0, 1, 2, 5, 7, 8])
     '0 to 2, 5, 7 to 8'
     """
     runs: list[list[int]] = []
@@ -29,7 +29,7 @@ def with_numbers(what: str, numbers: Collection[int]) -> str:
     >>> with_numbers("layers", {3}), with_numbers("experts", {2, 3})
     ('layer 3', 'experts 2 to 3')
     """
-    return f"{what if len(numbers) > 1 else what[:-1]} {listed(numbers)}"
+    return f"{what if len(numbers) > 1 else what[:-1]} {as_ranges(numbers)}"
 
 
 def where(names: Iterable[str]) -> str:

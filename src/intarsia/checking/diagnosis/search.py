@@ -28,7 +28,7 @@ WORTH_PROVING = 0.5
 """The share of a sample's differences that a hypothesis must explain to be tried on the whole."""
 
 
-def explain(e: Evidence, related: RelatedTensors, other: RelatedTensors) -> Finding:
+def explain_difference(e: Evidence, related: RelatedTensors, other: RelatedTensors) -> Finding:
     """What makes A's tensor B's, or B's A's, or at least where they differ.
 
     `other` knows the tensors related to B's.  What B lost cannot be predicted from it, but from A.

@@ -10,7 +10,7 @@ from math import prod
 from intarsia.checking.diagnosis.finding import LOST, UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.hypotheses.faults_of_moves import faults_of_moves, half_swapped
 from intarsia.checking.diagnosis.hypothesis import Score
-from intarsia.checking.diagnosis.names import listed, where, with_numbers
+from intarsia.checking.diagnosis.names import as_ranges, where, with_numbers
 from intarsia.checking.diagnosis.where.elements import DENSE, AxisBlock, DifferingElements
 from intarsia.checking.diagnosis.where.files import wrong_files
 from intarsia.checking.fault import Fault
@@ -71,7 +71,7 @@ def missing(side: str, names: Iterable[str], present: Iterable[str]) -> Iterator
         text = f"{len(lost):,} tensors"
         if what != "tensors":
             number_of = layer_of if what == "layers" else expert_of
-            text = f"{what} {listed(k for n in lost if (k := number_of(n)) is not None)}"
+            text = f"{what} {as_ranges(k for n in lost if (k := number_of(n)) is not None)}"
         yield Fault(f"{what}-missing", tuple(lost), where(lost), f"missing in {side}: {text}")
 
 

@@ -31,7 +31,7 @@ from intarsia.planning.chunks import first_place
 from intarsia.planning.manifest import Manifest, Target
 from intarsia.run.budget import Budget
 from intarsia.run.ranks.crew import Crew
-from intarsia.run.sums.hashing import Sum, merged
+from intarsia.run.sums.hashing import Sum, merged_sums
 from intarsia.run.windows.tally import Sums
 
 _NONE = Sum()
@@ -48,7 +48,7 @@ class Work:
 
     def by_name(self) -> dict[str, Sum]:
         """The sums under the names that the targets have for what they hold."""
-        return merged({name: part} for (_, name), part in self.sums.items())
+        return merged_sums({name: part} for (_, name), part in self.sums.items())
 
     def by_place(self, written: Manifest) -> dict[str, Sum]:
         """The sums under the names that a reader has for what lies at a target's place.
@@ -63,7 +63,7 @@ class Work:
             if target is not None:
                 names = renaming(stored.layout, target.layout) or {}
                 found.append({n: self.sums.get((target.name, m), Sum()) for n, m in names.items()})
-        return merged(found)
+        return merged_sums(found)
 
     def _place(self, target: str) -> tuple[str, int]:
         """Where a reader finds the first chunk of a target."""

@@ -31,7 +31,7 @@ from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress
 from intarsia.run.ranks.crew import Crew, agree
 from intarsia.run.sharing import share_out
-from intarsia.run.sums.hashing import Sum, merged
+from intarsia.run.sums.hashing import Sum, merged_sums
 from intarsia.state.names import MASTER, kind_of, parameter_of, state_among
 from intarsia.store.address import named
 from intarsia.store.reading.folder import Folder
@@ -139,7 +139,7 @@ def digests_of(
 ) -> Digests:
     """The digests of a checkpoint's tensors, or of those named; the ranks of a job share the work."""
     # A conversion makes digests from sums that it has taken.
-    from intarsia.checking.digests.digest_steps import hash_of, steps_over
+    from intarsia.checking.digests.digest_steps import hash_of_steps, steps_over
 
     logical = checkpoint.manifest.logical
     wanted = logical if names is None else {name: logical[name] for name in names}
@@ -150,7 +150,7 @@ def digests_of(
         steps = [] if secure else steps_over(checkpoint, proofs, wanted, budget)
     if team.size > 1:
         # Each takes every nth of them: of two lists one step would be done twice and another never.
-        agree(team, {"the steps of the digest": hash_of(steps)})
+        agree(team, {"the steps of the digest": hash_of_steps(steps)})
     with team.together() as shared:
         if secure:
             tensors = list(wanted.values())[team.rank :: team.size]
@@ -174,7 +174,7 @@ def digests_of(
         found = {name: digest for part in shared.values for name, digest in part.items()}
         return Digests(SECURE, with_tied({name: found[name] for name in wanted}, twins))
     summed = [each for part in shared.values for each in part]
-    total, nothing = merged(each.parts for each in summed), Sum()
+    total, nothing = merged_sums(each.parts for each in summed), Sum()
     done = {name: digest for each in summed for name, digest in each.whole.items()}
     if len(done) != sum(len(each.whole) for each in summed) or not total.keys().isdisjoint(done):
         raise CoverageError("a tensor was summed twice")

@@ -23,7 +23,7 @@ from intarsia.format.registry import format_named
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress
-from intarsia.run.sums.hashing import Sum, merged
+from intarsia.run.sums.hashing import Sum, merged_sums
 from intarsia.state.names import is_state
 from intarsia.store.address import named
 from intarsia.store.reading.lookup import is_folder
@@ -80,7 +80,7 @@ def digest_faults(
     """Tensors that are not those whose digests were stored; tensors in `known` are reported as faulty already."""
     if not expected.tensors and not expected.apart:
         return
-    totals = merged(stats.sums for stats in found)
+    totals = merged_sums(stats.sums for stats in found)
     taken: dict[str, str] = {}
     rest: list[str] = []
     for name, x in manifest.logical.items():

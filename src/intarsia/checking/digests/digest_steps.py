@@ -79,7 +79,7 @@ def _step_bytes(checkpoint: Checkpoint, budget: Budget) -> int:
     return max(budget.window_bytes, min(MOST_BYTES, total // (STEPS * budget.workers)))
 
 
-def hash_of(steps: Iterable[Step]) -> str:
+def hash_of_steps(steps: Iterable[Step]) -> str:
     """What tells one list of steps from another, by the first tensor and the bytes of each."""
     found = hashlib.blake2b(digest_size=16)
     for step in steps:

@@ -18,7 +18,7 @@ from intarsia.planning.proof import Proofs, Proven
 from intarsia.planning.whole_tensor import WholeTensor
 from intarsia.planning.window import flat_start, slabs_of
 from intarsia.run.room import Bytes
-from intarsia.run.sums.hashing import Reader, Sum, merged, sum_layout, sum_run
+from intarsia.run.sums.hashing import Reader, Sum, merged_sums, sum_layout, sum_run
 from intarsia.run.sums.runs import Run, whole_run
 
 Whole = tuple[int, int, Proven]
@@ -125,7 +125,7 @@ class ReadTogether:
                 found.append(part.sums(checkpoint, logical, stretch_bytes))
         if runs:
             found.append(sum_runs(checkpoint, self.parts[0].chunk.file, runs, stretch_bytes))
-        return merged(found)
+        return merged_sums(found)
 
 
 @frozen
@@ -158,7 +158,7 @@ class Wholes:
         if runs:
             file = runs[0][-1].sources[0].chunks[0].file
             found.append(sum_runs(checkpoint, file, runs, stretch_bytes))
-        return merged(found)
+        return merged_sums(found)
 
 
 @frozen

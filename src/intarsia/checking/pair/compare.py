@@ -16,7 +16,7 @@ from intarsia.checking.pair.comparison import Comparison, Difference
 from intarsia.checking.pair.differing import Differing, Unequal, same, unequal_at
 from intarsia.checking.pair.main_weights import differ_from_main
 from intarsia.checking.pair.non_tensors import compare_non_tensors
-from intarsia.checking.pair.pairs import Pair, match, widest, windows_of
+from intarsia.checking.pair.pairs import Pair, match, widest, windows_of_pair
 from intarsia.checking.pair.side_by_side import InFiles, SideBySide
 from intarsia.checkpoint import Checkpoint
 from intarsia.mesh import Box, Shape
@@ -174,7 +174,7 @@ class _Comparing:
                 continue
             size, most = a.dtype.itemsize, widest(pair)
             if (each := cut.get((shape, size, most))) is None:
-                boxes = windows_of(pair, self.budget)
+                boxes = windows_of_pair(pair, self.budget)
                 each = [(box, box.size * size, box.size * most) for box in boxes]
                 cut[shape, size, most] = each
             windows += [_Window(number, *x) for x in each]

@@ -96,15 +96,15 @@ def _as_on_hub(
 
     A tied tensor is not on the hub: it has its name in the module.
     """
-    from intarsia.family.from_transformers.rules import rows_of, shapes_on_disk
+    from intarsia.family.from_transformers.rules import rows_of_skeleton, shapes_on_disk
 
     weights = {of: held.logical[of].shape for of in map(parameter_of, names) if of in held.logical}
     rows, hub, shapes = dict[str, Layout](), dict[str, Layout](), dict[str, Shape]()
     with suppress(FamilyError, LayoutError):  # parts of a fused tensor are absent: it is the hub's
-        rows = rows_of(model, weights)
+        rows = rows_of_skeleton(model, weights)
     with suppress(FamilyError):  # the module's own names serve as well
         shapes = shapes_on_disk(model)
-        hub = {n: x for n, x in rows_of(model, shapes).items() if n not in model.tied}
+        hub = {n: x for n, x in rows_of_skeleton(model, shapes).items() if n not in model.tied}
     found: dict[str, Layout] = {}
     for module in sorted(rows, key=lambda n: n in model.tied):
         row = rows[module]

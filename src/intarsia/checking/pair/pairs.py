@@ -164,11 +164,11 @@ def read_windows(
 ) -> Iterator[tuple[Box, Bytes, Bytes]]:
     """Both sides of a pair, one window at a time, each until the next."""
     rooms = Room(), Room()
-    for box in windows_of(pair, budget):
+    for box in windows_of_pair(pair, budget):
         yield box, read(a, pair.a, box, rooms[0]), read(b, pair.b, box, rooms[1])
 
 
-def windows_of(pair: Pair, budget: Budget) -> Iterator[Box]:
+def windows_of_pair(pair: Pair, budget: Budget) -> Iterator[Box]:
     """A pair cut into windows, of which both sides are held at once."""
     return windows(pair.a.shape, widest(pair), budget.side_bytes)
 

@@ -82,7 +82,7 @@ def matrix_facts(
 
     `widths` says how many neighbours share one; then whether it is `constant` is known.
     """
-    hashed = hash_of(rows, 0) + hash_of(columns, len(rows))
+    hashed = hash_of_sums(rows, 0) + hash_of_sums(columns, len(rows))
     digest = head_of_digest(dtype, unit) + hashed.tobytes()
     if constant is None:
         constant = _alike(rows) and _alike(columns)
@@ -119,7 +119,7 @@ def head_of_digest(dtype: DType, unit: StackedMatrix) -> bytes:
     return f"{dtype} {unit.rows} {unit.columns} ".encode()
 
 
-def hash_of(sums: Sums, first: int) -> Sums:
+def hash_of_sums(sums: Sums, first: int) -> Sums:
     """The hash of sums, of which the first is number `first` of a matrix, in twice 64 bits; hashes of parts add.
 
     Each sum is mixed with its number (SplitMix64).  The compiled `survey.c` takes the same.

@@ -18,7 +18,7 @@ MAX_LAYERS, MAX_NUMBER, MAX_TENSORS = 10_000, 1 << 31, 400_000
 """What no configuration may go beyond: the largest models have 120 layers and 70,000 tensors."""
 
 
-def text_of(config: Config) -> Config:
+def text_config(config: Config) -> Config:
     """The configuration of the text model, which a vision-language wrapper nests."""
     nested = config.get("text_config")
     return nested if isinstance(nested, Mapping) else config
@@ -34,7 +34,7 @@ class Fields:
     @property
     def text(self) -> Config:
         """The configuration of the text model."""
-        return text_of(self.config)
+        return text_config(self.config)
 
     @property
     def wrapped(self) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from intarsia.family.config.defaults import defaults_of
-from intarsia.family.config.fields import Config, text_of
+from intarsia.family.config.fields import Config, text_config
 from intarsia.family.config.layout_defaults import layout_defaults_of
 from intarsia.family.config.special_floats import with_special_floats
 from intarsia.frozen import frozen
@@ -69,7 +69,7 @@ def meaning_of(config: Config) -> dict[str, Any]:
 
     `rope_parameters` is the rotation as Transformers 5 spells it.
     """
-    text = text_of(config)
+    text = text_config(config)
     said = {_ALIASES.get(k, k): v for k, v in text.items() if k not in _ROPE and v is not None}
     implied = defaults_of(config.get("model_type")) or defaults_of(text.get("model_type"))
     rope = rope_of(text)
@@ -91,16 +91,18 @@ def meaning_of(config: Config) -> dict[str, Any]:
         found["tie_word_embeddings"] = tied
     heads, groups = found.get("num_attention_heads"), "num_key_value_heads"
     if heads is not None:
-        found.setdefault(groups, heads if groups in text else sizes_of(config).get(groups, heads))
+        found.setdefault(
+            groups, heads if groups in text else implied_sizes(config).get(groups, heads)
+        )
     for name in ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping"):
         if name in text and text[name] is None:
             found[name] = None
     return found
 
 
-def sizes_of(config: Config) -> dict[str, int]:
+def implied_sizes(config: Config) -> dict[str, int]:
     """The sizes that a configuration leaves out and its model type has, one spelling each."""
-    text = text_of(config)
+    text = text_config(config)
     said = {_ALIASES.get(name, name) for name in text}
     usual = layout_defaults_of(text.get("model_type"), config.get("model_type"))
     spelled = {_ALIASES.get(name, name): size for name, size in usual.items()}
@@ -142,7 +144,7 @@ def contradictions(first: Config, second: Config) -> list[Contradiction]:
     otherwise.
     """
     first, second = with_special_floats(first), with_special_floats(second)
-    a, b = text_of(first), text_of(second)
+    a, b = text_config(first), text_config(second)
     together = (a is first) == (b is second)
     found = list(_unlike("", meaning_of(first), meaning_of(second), together))
     if together and a is not first:

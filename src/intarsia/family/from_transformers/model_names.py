@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from intarsia.errors import FamilyError
 from intarsia.family.config.fields import Config
-from intarsia.family.from_transformers.rules import rows_of, shapes_on_disk, sorted_rules
+from intarsia.family.from_transformers.rules import rows_of_skeleton, shapes_on_disk, sorted_rules
 from intarsia.family.from_transformers.skeleton import Skeleton, leads_out
 from intarsia.mesh import Shape
 
@@ -107,7 +107,7 @@ class ModelNames:
         """The tensors of layers that are not stored, by the hub's names; and other parameters of the module."""
         model = self.model
         on_disk = shapes_on_disk(model)
-        rows, reached = rows_of(model, on_disk), set(taken.values())
+        rows, reached = rows_of_skeleton(model, on_disk), set(taken.values())
         split = {name for key, name in taken.items() if key != name and key not in on_disk}
         begun = {part for name in split if name in rows for part in rows[name].tensors}
         layers, others = dict[str, Shape](), list[str]()

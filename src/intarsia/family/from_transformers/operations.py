@@ -51,7 +51,7 @@ def one(name: str, held: Sequence[Layout]) -> Layout:
     return held[0]
 
 
-def in_turn(name: str, held: list[Layout]) -> list[Layout]:
+def in_order_of_modules(name: str, held: list[Layout]) -> list[Layout]:
     """Tensors of a list of modules, whose numbers are all from 0 on: others would take the place of one left out."""
     words = zip(*[x.tensors[0].split(".") for x in held], strict=False)
     for numbers in (each for each in words if len({*each}) > 1):
@@ -88,7 +88,7 @@ def _concatenate(op: Any, task: OperationInput) -> Parts:
 def _merge(op: Any, task: OperationInput) -> Parts:
     alone = len(task.parts) == 1
     return {
-        task.targets[0] if alone else pattern: [stack(in_turn(task.name, held), op.dim)]
+        task.targets[0] if alone else pattern: [stack(in_order_of_modules(task.name, held), op.dim)]
         for pattern, held in task.parts.items()
     }
 
@@ -168,7 +168,7 @@ def _fuse_two_towers(op: Any, task: OperationInput) -> Parts:
                 f" each of {', '.join(out)}",
                 tensors=(task.name,),
             )
-        each, held = len(held) // len(out), in_turn(task.name, held)
+        each, held = len(held) // len(out), in_order_of_modules(task.name, held)
         for k, stacks in enumerate(out.values()):
             stacks.append(stack(held[k * each : (k + 1) * each], op.stack_dim))
     return {target: [concat(stacks, op.concat_dim)] for target, stacks in out.items()}

@@ -25,7 +25,7 @@ from intarsia.layout import Layout
 from intarsia.mesh import Rule, Shape
 
 
-def table(config: Config, stored: Mapping[str, Shape] | None = None) -> Table:
+def table_by_rules(config: Config, stored: Mapping[str, Shape] | None = None) -> Table:
     """A table of `hf` and `hf-module` rows by Transformers' rules.
 
     `stored` gives names and shapes on disk; without it they are what `save_pretrained` writes.
@@ -35,7 +35,7 @@ def table(config: Config, stored: Mapping[str, Shape] | None = None) -> Table:
     out = Table(str(config["model_type"]), config, whole=True)
     for name, shape in shapes.items():
         out.store(DISK, out.tensor(name, *shape), None, name, rule=_rule(shape))
-    for name, layout in rows_of(model, shapes).items():
+    for name, layout in rows_of_skeleton(model, shapes).items():
         rule, names = _rule(layout.shape), layout.tensors
         if name in model.tied and name not in shapes and len(names) == 1:
             out.tie(out.tensor(name, *layout.shape), to=names[0])
@@ -54,7 +54,7 @@ def module_rows(config: Config, stored: Mapping[str, Shape]) -> dict[str, Layout
 
     A stored tensor that no row names is one that Transformers ignores.
     """
-    return rows_of(Skeleton.of(config), stored)
+    return rows_of_skeleton(Skeleton.of(config), stored)
 
 
 def table_of_hub_names(config: Config, module: Mapping[str, Shape]) -> dict[str, str]:
@@ -63,7 +63,7 @@ def table_of_hub_names(config: Config, module: Mapping[str, Shape]) -> dict[str,
     shapes = shapes_on_disk(model)
     return {
         name: layout.tensors[0]
-        for name, layout in rows_of(model, shapes).items()
+        for name, layout in rows_of_skeleton(model, shapes).items()
         if is_one_tensor(layout, shapes) and module.get(name) == layout.shape
     }
 
@@ -74,7 +74,7 @@ def is_one_tensor(layout: Layout, shapes: Mapping[str, Shape]) -> bool:
     return len(names) == 1 and layout == Layout.of(names[0], shapes.get(names[0], ()))
 
 
-def rows_of(model: Skeleton, stored: Mapping[str, Shape]) -> dict[str, Layout]:
+def rows_of_skeleton(model: Skeleton, stored: Mapping[str, Shape]) -> dict[str, Layout]:
     """As `module_rows`, of a model that is built."""
     renamings, converters = sorted_rules(model.rules)
     rename = model.loading.rename_source_key

@@ -17,7 +17,7 @@ from intarsia.errors import FormatError
 from intarsia.format.complaint import Complain, Complaint
 from intarsia.format.megatron.frame import METADATA
 from intarsia.format.torch_file.inert import Inert
-from intarsia.store.reading.lookup import is_file, is_folder, listed
+from intarsia.store.reading.lookup import is_file, is_folder, names_like
 
 if TYPE_CHECKING:
     from intarsia.format.dcp.metadata import Metadata
@@ -29,13 +29,13 @@ PARTS = re.compile(rf"({MODEL_PART}|{OPTIMIZER_PART})\d+")
 
 def is_accelerate(path: PurePath) -> bool:
     """Whether a folder holds a model that accelerate saved with DCP."""
-    parts = (p for p in listed(path, f"{MODEL_PART}*") if PARTS.fullmatch(p.name))
+    parts = (p for p in names_like(path, f"{MODEL_PART}*") if PARTS.fullmatch(p.name))
     return any(is_folder(p) and is_file(p / METADATA) for p in parts)
 
 
-def parts_of(path: PurePath, complain: Complain) -> list[str]:
+def model_subfolders(path: PurePath, complain: Complain) -> list[str]:
     """The subfolders of the one model and its optimizers."""
-    found = [p.name for p in listed(path) if PARTS.fullmatch(p.name) and is_folder(p)]
+    found = [p.name for p in names_like(path) if PARTS.fullmatch(p.name) and is_folder(p)]
     models = [name for name in found if name.startswith(MODEL_PART)]
     if len(models) > 1:
         raise FormatError(

@@ -22,7 +22,7 @@ from intarsia.format.torch_file.torch_zip import (
     read_payload,
 )
 from intarsia.format.torch_file.zip_directory import ReadBytes, exactly
-from intarsia.layout import Loop, Piece, whole
+from intarsia.layout import Loop, Piece, whole_layout
 from intarsia.planning.manifest import Chunk, Entry, Stored
 from intarsia.store.reading.folder import Folder
 
@@ -59,9 +59,9 @@ class Archives(Format):
         return chunks, [*metadata.objects.values()]
 
 
-def stored_of(record: TensorRecord) -> Stored:
+def stored_record(record: TensorRecord) -> Stored:
     """A tensor of the metadata, as its own layout."""
-    layout = whole(record.name, record.shape)
+    layout = whole_layout(record.name, record.shape)
     return Stored(record.name, record.dtype, layout, record.chunks, key=record.name)
 
 

@@ -15,8 +15,8 @@ from intarsia.errors import FormatError, few
 from intarsia.family import Table, table_for
 from intarsia.format.base import Arrangement, HeldTarget, WriteOptions
 from intarsia.format.complaint import Complain, Complaint, going_on, refuse
-from intarsia.format.dcp.accelerate import below, is_accelerate, parts_of, saved_apart
-from intarsia.format.dcp.archives import Archives, stored_of
+from intarsia.format.dcp.accelerate import below, is_accelerate, model_subfolders, saved_apart
+from intarsia.format.dcp.archives import Archives, stored_record
 from intarsia.format.dcp.data_files import open_metadata
 from intarsia.format.dcp.entries import entries_of, with_given
 from intarsia.format.dcp.metadata import METADATA, Metadata
@@ -24,12 +24,12 @@ from intarsia.format.dcp.write import arrange, file_of, lay_out
 from intarsia.format.folder.side_files import HEADERS
 from intarsia.format.folder.stored_config import choose_config
 from intarsia.format.hf.safetensors_metadata import as_file, kept_metadata
-from intarsia.format.naming.find_sections import explained
+from intarsia.format.naming.find_sections import known_name_in
 from intarsia.format.naming.logical_names import divided, name_tensors
 from intarsia.format.naming.quantised_names import MODELOPT, modelopt_of
 from intarsia.format.naming.section import TOP
 from intarsia.format.naming.sections import Sections
-from intarsia.format.naming.wrappers import bare, unwrapped
+from intarsia.format.naming.wrappers import bare, without_wrappers
 from intarsia.format.optimizer_state.numbered_state import (
     NumberedState,
     give_names,
@@ -40,7 +40,7 @@ from intarsia.format.optimizer_state.optimizer_names import state_in, unnumbered
 from intarsia.planning.manifest import Manifest, SavedStateDict, Target
 from intarsia.state.names import StateName
 from intarsia.store.reading.folder import Folder
-from intarsia.store.reading.lookup import exists, is_file, is_folder, listed, size_of
+from intarsia.store.reading.lookup import exists, is_file, is_folder, names_like, size_of
 
 
 class Dcp(Archives):
@@ -75,10 +75,12 @@ class Dcp(Archives):
         saved = metadata if TOP in section else None
         metadata = with_given(metadata)
         objects, paths = metadata.objects, metadata.paths
-        tensors = {s.name: s for s in map(stored_of, metadata.tensors.values())}
+        tensors = {s.name: s for s in map(stored_record, metadata.tensors.values())}
         sections = divided(tensors, config, str(path), section, objects=objects, paths=paths)
         with Folder(path) as folder:
-            numbers, by_order, unclear = numbers_in(folder, metadata, sections, table_for(config))
+            numbers, by_order, unclear = numbered_parameters(
+                folder, metadata, sections, table_for(config)
+            )
             entries, in_memory_files = entries_of(folder, metadata, sections, numbers)
         named = name_tensors(
             tensors, config, str(path), complain, modelopt, sections=sections, numbers=numbers
@@ -110,9 +112,9 @@ class Dcp(Archives):
 
     def unfinished(self, path: PurePath) -> Complaint | None:
         """Data files that lack their metadata, in the folder or in one of its iterations."""
-        for folder in (path, *listed(path, "iter_*")) if is_folder(path) else ():
-            files, metadata = listed(folder, "*.distcp"), folder / METADATA
-            if listed(folder, f"__*{METADATA}"):
+        for folder in (path, *names_like(path, "iter_*")) if is_folder(path) else ():
+            files, metadata = names_like(folder, "*.distcp"), folder / METADATA
+            if names_like(folder, f"__*{METADATA}"):
                 continue  # each rank's own, which is another kind of save
             if files and not (exists(metadata) and size_of(metadata)):
                 lacks = f" and no {METADATA}, which is written last"
@@ -141,7 +143,7 @@ def _open(path: PurePath, complain: Complain) -> tuple[Metadata, dict[str, int],
         with Folder(path) as folder:
             return *open_metadata(folder, complain), ()
     whole, sizes, parts = Metadata({}, {}), dict[str, int](), dict[str, Metadata]()
-    for part in parts_of(path, complain):
+    for part in model_subfolders(path, complain):
         with Folder(path / part) as folder:
             metadata, held = open_metadata(folder, complain)
         moved, parts[part] = below(part, metadata), metadata
@@ -192,7 +194,7 @@ def spell(name: str) -> str:
     return state.as_torch if state else name
 
 
-def numbers_in(
+def numbered_parameters(
     folder: Folder, metadata: Metadata, sections: Sections, table: Table | None
 ) -> tuple[dict[str, str], bool, FormatError | None]:
     """The parameters of the optimizer's numbered states, whether by their order alone, and why they are not known."""
@@ -216,7 +218,7 @@ def numbers_in(
 
     def named(name: str) -> str:
         plain = bare(name)
-        return unwrapped(plain, order) or (explained(plain, order) or ("", plain))[1]
+        return without_wrappers(plain, order) or (known_name_in(plain, order) or ("", plain))[1]
 
     try:
         tied = table.tied if table else ()

@@ -91,7 +91,7 @@ def _values(held: NDArray[np.uint8]) -> Numbers:
     return whole.view("<i8")[:, 0]
 
 
-def rows_of(
+def metadata_rows(
     data: bytes, at: int, op: Opcodes, tensors: Sequence[tuple[Sequence[bytes], bytes]]
 ) -> tuple[list[MetadataRows], int]:
     """The rows of tensors, which follow each other from a byte on, by what each says of its chunks before their places

@@ -75,11 +75,11 @@ class Emitter:
         for name, module in _GLOBALS.items():
             self._keep(name, b"c%s\n%s\n" % ((BASE + module).encode(), name.encode()))
         self._keep("Size", b"ctorch\nSize\n")
-        strided = text_of("torch.strided") + b"\x85R"
+        strided = text_opcode("torch.strided") + b"\x85R"
         self._keep("layout", b"ctorch.serialization\n_get_layout\n" + strided)
         self._keep("format", b"c%smetadata\n_MEM_FORMAT_ENCODING\nK\0\x85R" % BASE.encode())
         for word in _WORDS:
-            self._keep(f".{word}", text_of(word))
+            self._keep(f".{word}", text_opcode(word))
         self.head = b"".join(self._out)
         self.size_class = self._memo["Size"]
         self.opcodes = self._opcodes()
@@ -87,11 +87,24 @@ class Emitter:
     def _opcodes(self) -> Opcodes:
         get, made = self._memo, self._made
         properties = get["TensorProperties"] + b")\x81("
-        last = [b"u", text_of("storage_meta"), made("StorageMeta"), text_of("checkpoint_id"), b"N"]
-        last += [text_of("save_id"), b"N", text_of("load_id"), b"N", text_of("modules"), b"]ub"]
-        last += [text_of("version"), text_of("1.0.0"), b"ub."]
+        last = [
+            b"u",
+            text_opcode("storage_meta"),
+            made("StorageMeta"),
+            text_opcode("checkpoint_id"),
+            b"N",
+        ]
+        last += [
+            text_opcode("save_id"),
+            b"N",
+            text_opcode("load_id"),
+            b"N",
+            text_opcode("modules"),
+            b"]ub",
+        ]
+        last += [text_opcode("version"), text_opcode("1.0.0"), b"ub."]
         return Opcodes(
-            described=made("Metadata") + text_of("state_dict_metadata") + b"}(",
+            described=made("Metadata") + text_opcode("state_dict_metadata") + b"}(",
             tensor=made("TensorStorageMetadata") + get[".properties"] + properties,
             size=get["layout"] + b"\x89" + get["format"] + b"\x89tb" + get[".size"],
             chunks=get[".chunks"] + b"](",
@@ -99,8 +112,8 @@ class Emitter:
             sizes=get[".sizes"],
             listed=b"e" + END,
             object=get["BytesStorageMetadata"] + b")\x81",
-            planned=b"u" + text_of("planner_data") + b"}(",
-            stored=b"u" + text_of("storage_data") + b"}(",
+            planned=b"u" + text_opcode("planner_data") + b"}(",
+            stored=b"u" + text_opcode("storage_data") + b"}(",
             key=made("MetadataIndex") + get[".fqn"],
             hint=get[".index"],
             start=get[".offset"],
@@ -136,10 +149,10 @@ class Emitter:
         op, out = self.opcodes, self._out
         tensors = meta.tensors.values()
         places = places_of([record.chunks for record in tensors])
-        texts = {name: text_of(name) for name in (*meta.tensors, *meta.objects)}
+        texts = {name: text_opcode(name) for name in (*meta.tensors, *meta.objects)}
         names = dict(zip(texts, self._keep_each(texts.values()), strict=True))
         files = sorted({*places.names, *(o.file for o in meta.objects.values())})
-        file_of = dict(zip(files, self._keep_each(map(text_of, files)), strict=True))
+        file_of = dict(zip(files, self._keep_each(map(text_opcode, files)), strict=True))
         types = sorted({t.dtype.torch for t in tensors})
         pushed = [b"ctorch\n%s\n" % t.encode() for t in types]
         type_of = dict(zip(types, self._keep_each(pushed), strict=True))
@@ -198,8 +211,8 @@ def planned(
     """The opcodes of paths, of which `names` and `texts` fetch and push those that are in the memo."""
     out: list[bytes] = []
     for name, path in paths.items():
-        steps = [(texts.get(p) or text_of(p)) if isinstance(p, str) else _int(p) for p in path]
-        out += names.get(name) or text_of(name), b"(" + b"".join(steps) + b"t"
+        steps = [(texts.get(p) or text_opcode(p)) if isinstance(p, str) else _int(p) for p in path]
+        out += names.get(name) or text_opcode(name), b"(" + b"".join(steps) + b"t"
     return out
 
 
@@ -273,7 +286,7 @@ def memo_of(slot: int) -> tuple[bytes, bytes]:
     return b"r" + number + b"0", b"j" + number
 
 
-def text_of(text: str) -> bytes:
+def text_opcode(text: str) -> bytes:
     """The opcode that pushes a text."""
     raw = text.encode("utf-8", "surrogatepass")
     return b"X" + len(raw).to_bytes(4, "little") + raw

@@ -27,7 +27,7 @@ from intarsia.format.dcp.metadata import (
     type_of,
 )
 from intarsia.format.dcp.metadata_chunks import chunks_of
-from intarsia.format.dcp.metadata_rows import GETS, OtherwiseError, rows_of
+from intarsia.format.dcp.metadata_rows import GETS, OtherwiseError, metadata_rows
 from intarsia.format.dcp.metadata_write import END, FRAME, Emitter, memo_of, planned, write_metadata
 from intarsia.mesh import Box
 from intarsia.planning.chunks import Chunks, FileRanges
@@ -206,7 +206,7 @@ class _Reading:
     def _places(self, templates: Sequence[_Template], count: int) -> FileRanges:
         """Where the chunks of all tensors are, in their turn; `count` names stand before the files in the memo."""
         tensors = [(x.indices, get) for x, get in zip(templates, self.gets, strict=False)]
-        rows, self.at = rows_of(self.data, self.at, _OP, tensors)
+        rows, self.at = metadata_rows(self.data, self.at, _OP, tensors)
         columns = np.zeros((3, sum([len(x.indices) for x in templates])), np.int64)
         for alike in rows:
             alike.put([*columns], self.gets)

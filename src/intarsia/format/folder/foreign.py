@@ -12,7 +12,7 @@ from pathlib import PurePath
 from intarsia.format.hf.weight_sets import stem_of_index
 from intarsia.frozen import frozen
 from intarsia.store.reading.folder import Folder
-from intarsia.store.reading.lookup import is_file, is_folder, listed
+from intarsia.store.reading.lookup import is_file, is_folder, names_like
 
 _LOOKED_BYTES = 64 << 10
 _LOOKED_FILES = 200
@@ -167,15 +167,15 @@ def recognise(path: PurePath) -> tuple[PurePath, Foreign] | None:
     if is_file(path):
         found = _of_file(path)
         return (path, found) if found else None
-    names = [p.name for p in listed(path)]
+    names = [p.name for p in names_like(path)]
     if found := _of_names(path, names):
         return path, found
-    held = [p for p in listed(path) if is_file(p) and not p.name.startswith(".")]
+    held = [p for p in names_like(path) if is_file(p) and not p.name.startswith(".")]
     kinds = [(p, kind) for p in held[:_LOOKED_FILES] if (kind := _of_file(p)) is not None]
     if kinds:
         return kinds[0]
-    for below in listed(path):
-        if is_folder(below) and (found := _of_names(below, [p.name for p in listed(below)])):
+    for below in names_like(path):
+        if is_folder(below) and (found := _of_names(below, [p.name for p in names_like(below)])):
             return below, found
     return (path, NO_WEIGHTS) if "config.json" in names else None
 

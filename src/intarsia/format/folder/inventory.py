@@ -26,7 +26,7 @@ from intarsia.store.reading.lookup import (
     is_file,
     is_folder,
     is_link,
-    listed,
+    names_like,
     size_of,
 )
 
@@ -137,7 +137,7 @@ def with_header_metadata(manifest: Manifest, writer: Format) -> Manifest:
 
 def _read_names(manifest: Manifest, format: Format) -> set[str]:
     """The files that a checkpoint was read from, headers included."""
-    held = (path.name for path in listed(named(manifest.path)))
+    held = (path.name for path in names_like(named(manifest.path)))
     entries = (entry.file for entry in manifest.entries.values())
     return {*manifest.files, *entries, *filter(format.is_frame, held)}
 
@@ -155,8 +155,8 @@ def items_in(root: PurePath, read: Collection[str], *, trains: bool) -> Iterator
     `trains` says that state of Trainer's or accelerate's may be copied with the weights.
     """
     inside = {PurePosixPath(file).parts[0] for file in read}
-    present = {path.name for path in listed(root)}
-    for path in listed(root):
+    present = {path.name for path in names_like(root)}
+    for path in names_like(root):
         if path.name in inside and is_folder(path):
             yield from _in_read_folder(root, path, read)
         elif path.name == _TEMPLATES and is_folder(path):

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath
 
 from intarsia.errors import FormatError, few
-from intarsia.format.added import added
+from intarsia.format.added import added_formats
 from intarsia.format.dcp.accelerate import PARTS, is_accelerate
 from intarsia.format.hf.files import has_weights
 from intarsia.format.megatron.frame import TRACKER, tracked_folder
 from intarsia.frozen import frozen
 from intarsia.store.reading.folder import Folder
-from intarsia.store.reading.lookup import exists, is_file, is_folder, listed
+from intarsia.store.reading.lookup import exists, is_file, is_folder, names_like
 
 LATEST = "latest"
 _NAME_BYTES = 4096
@@ -65,13 +65,13 @@ def is_checkpoint(path: PurePath) -> bool:
         is_file(path / ".metadata")
         or is_accelerate(path)
         or has_weights(path)
-        or any(format.detect(path) for format in added().values())
+        or any(format.detect(path) for format in added_formats().values())
     )
 
 
 def _untracked(run: PurePath, taken: PurePath) -> Iterable[str]:
     """What is said of Megatron's iterations where there are several, of which the tracker names one."""
-    iterations, number = listed(run, "iter_*"), _by_number(taken)
+    iterations, number = names_like(run, "iter_*"), _by_number(taken)
     if len(iterations) < 2:
         return
     later = [p.name for p in iterations if number >= 0 and _by_number(p) > number]
@@ -89,7 +89,7 @@ def _itself(path: PurePath) -> FoundCheckpoint:
                 hint=f"give {named} for that one, or remove {path / LATEST} to use the"
                 " checkpoint in the folder itself",
             )
-    beside = [p for p in listed(path) if _is_numbered(p) and is_checkpoint(p)]
+    beside = [p for p in names_like(path) if _is_numbered(p) and is_checkpoint(p)]
     if not beside:
         return FoundCheckpoint(path)
     others = [p.name for p in sorted(beside, key=_by_number)]
@@ -126,7 +126,7 @@ def _name_in(root: PurePath, file: str) -> str:
 
 def _snapshot(cache: PurePath) -> FoundCheckpoint:
     """The snapshot of a model in the hub's cache that `refs/main` names, or the only one."""
-    held = [p for p in listed(cache / "snapshots") if is_folder(p)]
+    held = [p for p in names_like(cache / "snapshots") if is_folder(p)]
     named = _name_in(cache, "refs/main")
     taken = next((p for p in held if p.name == named), None)
     why = "refs/main names it"
@@ -146,16 +146,16 @@ def _snapshot(cache: PurePath) -> FoundCheckpoint:
 def _newest(run: PurePath, unfit: Unfit) -> FoundCheckpoint:
     """The whole checkpoint with the highest number, where one series of numbers holds checkpoints."""
     series: dict[str, list[PurePath]] = {}
-    for path in listed(run):
+    for path in names_like(run):
         if _is_numbered(path):
             series.setdefault(_stem(path.name), []).append(path)
     held = {s: p for s, p in series.items() if any(map(is_checkpoint, p))}
     if not held or held.keys() == {"iter_"}:  # Megatron's reader says what is wrong there
         return FoundCheckpoint(run)
-    own = [p.name for p in listed(run) if _PICKLED.fullmatch(p.name)]
+    own = [p.name for p in names_like(run) if _PICKLED.fullmatch(p.name)]
     numbered = [p for paths in held.values() for p in sorted(paths, key=_by_number)]
     others = [
-        p.name for p in listed(run) if p not in numbered and is_folder(p) and is_checkpoint(p)
+        p.name for p in names_like(run) if p not in numbered and is_folder(p) and is_checkpoint(p)
     ]
     if len(held) > 1 or own or not _SERIES.fullmatch(next(iter(held))):
         names = own + others + [p.name for p in numbered]

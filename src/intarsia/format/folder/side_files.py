@@ -65,7 +65,7 @@ def leaving_out(src: Manifest, files: Collection[str], why: str) -> Manifest:
     return replace(src, inventory=tuple(items), sides=tuple(sides))
 
 
-def config_of(root: PurePath) -> Mapping[str, Any] | None:
+def config_in_folder(root: PurePath) -> Mapping[str, Any] | None:
     """The model configuration that lies in a folder; None where nothing has its name."""
     path = root / CONFIG
     if itself(path) is None:

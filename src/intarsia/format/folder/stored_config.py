@@ -8,7 +8,7 @@ from typing import Any
 
 from intarsia.errors import FamilyError
 from intarsia.family.config.meaning import contradictions
-from intarsia.format.folder.side_files import CONFIG, config_of, leaving_out, read_config
+from intarsia.format.folder.side_files import CONFIG, config_in_folder, leaving_out, read_config
 from intarsia.planning.manifest import Manifest
 from intarsia.store.address import named
 
@@ -21,7 +21,7 @@ def choose_config(
     """The configuration to read a checkpoint by; raise where the given and the stored contradict."""
     if given is not None and not given.get("model_type"):
         return given
-    stored = config_of(home) if home is not None else None
+    stored = config_in_folder(home) if home is not None else None
     if not given or stored is None:
         return given or stored
     found = contradictions(given, stored)

@@ -11,7 +11,7 @@ from intarsia.errors import FamilyError, ForeignNamesError, few
 from intarsia.format.complaint import Complain, Complaint
 from intarsia.format.folder.adapters import CONFIG, FACTOR, is_adapter
 from intarsia.format.folder.side_files import read_config
-from intarsia.format.hf.adapter_sizes import misfits
+from intarsia.format.hf.adapter_sizes import adapter_misfits
 from intarsia.format.hf.weight_sets import ADAPTER, MODEL, is_own, stem_of_file, stem_of_index
 from intarsia.planning.inventory import Fate
 from intarsia.planning.manifest import Manifest
@@ -66,7 +66,7 @@ def check_adapter(
     modules = {found["module"] for name in shapes if (found := FACTOR.match(name))}
     kind = str(config.get("peft_type"))
     is_lora = kind == "LORA"
-    faults = [*misfits(config, shapes), *(_faults(config, shapes) if is_lora else ())]
+    faults = [*adapter_misfits(config, shapes), *(_faults(config, shapes) if is_lora else ())]
     if not is_lora and modules and "LORA" not in kind:
         faults.append((f"{kind} is configured, and the tensors are factors of LoRA", ()))
     if is_lora and (astray := sorted(module for module in modules if not module.startswith(_ROOT))):

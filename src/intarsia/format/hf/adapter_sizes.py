@@ -14,7 +14,9 @@ Shape = tuple[int, ...]
 Size = Callable[[Config, str], int | None]
 
 
-def misfits(config: Config, shapes: Mapping[str, Shape]) -> Iterator[tuple[str, tuple[str, ...]]]:
+def adapter_misfits(
+    config: Config, shapes: Mapping[str, Shape]
+) -> Iterator[tuple[str, tuple[str, ...]]]:
     """What has other sizes than the configuration gives, in words, and the tensor."""
     leaves = _LEAVES.get(str(config.get("peft_type")), {})
     for name, shape in shapes.items() if leaves else ():

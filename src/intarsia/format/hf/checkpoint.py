@@ -24,9 +24,9 @@ from intarsia.format.hf.files import (
     OPTIMIZER,
     WeightFiles,
     extra_files,
-    files_of,
     has_weights,
     read_files,
+    weight_files,
 )
 from intarsia.format.hf.safetensors_header import make_header
 from intarsia.format.hf.safetensors_metadata import ONE_MODEL, HeaderMetadata
@@ -43,7 +43,7 @@ from intarsia.planning.whole_tensor import WholeTensor
 from intarsia.state.names import SETTING, is_state, kind_of
 from intarsia.store.address import named
 from intarsia.store.reading.folder import Folder
-from intarsia.store.reading.lookup import exists, is_file, is_folder, listed
+from intarsia.store.reading.lookup import exists, is_file, is_folder, names_like
 
 ENTRIES = "entries.json"
 
@@ -74,7 +74,7 @@ class Hf(Format):
         a_folder = is_folder(path)
         root = path if a_folder else path.parent
         with Folder(root) as folder:
-            weights = files_of(folder, complain) if a_folder else WeightFiles({path.name: None})
+            weights = weight_files(folder, complain) if a_folder else WeightFiles({path.name: None})
             files = dict(weights.held)
             beside: dict[str, list[str] | None] = {}
             if a_folder and is_folder(root / OPTIMIZER):
@@ -129,11 +129,11 @@ class Hf(Format):
     def entries(
         self, src: Manifest, folder: Folder, limit_bytes: int
     ) -> Iterator[tuple[str, bytes]]:
-        held = read_entries(folder) if src.entries else {}
+        held = read_side_entries(folder) if src.entries else {}
         yield from ((name, held[name]) for name in src.entries)
 
     def stray(self, path: PurePath) -> str:
-        files = (file.name for file in listed(path, "*.safetensors"))
+        files = (file.name for file in names_like(path, "*.safetensors"))
         return next((file for file in files if stem_of_file(file) == MODEL), "")
 
     def is_frame(self, name: str) -> bool:
@@ -147,7 +147,7 @@ class Hf(Format):
 
     def is_alone(self, path: PurePath) -> bool:
         home = path.parent
-        return not exists(home / INDEX) and listed(home, "*.safetensors") == [home / path.name]
+        return not exists(home / INDEX) and names_like(home, "*.safetensors") == [home / path.name]
 
     def refuse_part(self, src: Manifest) -> None:
         path = named(src.path)
@@ -206,11 +206,11 @@ def _entries_of(folder: Folder) -> dict[str, Entry]:
     file = f"{OPTIMIZER}/{ENTRIES}"
     if not exists(folder.root / file):
         return {}
-    found = read_entries(folder)
+    found = read_side_entries(folder)
     return {name: Entry(name, file, 0, len(data)) for name, data in found.items()}
 
 
-def read_entries(folder: Folder) -> dict[str, bytes]:
+def read_side_entries(folder: Folder) -> dict[str, bytes]:
     """The entries of the side folder, by name."""
     where = str(folder.root / OPTIMIZER / ENTRIES)
     raw = parse_json(folder.read_all(f"{OPTIMIZER}/{ENTRIES}"), where)

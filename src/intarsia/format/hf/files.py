@@ -13,7 +13,7 @@ from intarsia.format.hf.safetensors_header import read_header
 from intarsia.format.hf.safetensors_metadata import HeaderMetadata
 from intarsia.format.hf.weight_sets import (
     choose,
-    grouped,
+    files_by_stem,
     index_of,
     numbered_set,
     set_size,
@@ -24,7 +24,7 @@ from intarsia.frozen import frozen
 from intarsia.planning.whole_tensor import WholeTensor
 from intarsia.store.reading.file_names import check_inside
 from intarsia.store.reading.folder import Folder
-from intarsia.store.reading.lookup import listed
+from intarsia.store.reading.lookup import names_like
 
 OPTIMIZER = "optimizer"
 _LFS = b"version https://git-lfs"
@@ -54,15 +54,15 @@ class WeightFiles:
 
 def has_weights(path: PurePath) -> bool:
     """Whether a folder holds safetensors files, or an index of some; one that is half downloaded is none."""
-    return any(p.suffix == ".safetensors" or stem_of_index(p.name) for p in listed(path))
+    return any(p.suffix == ".safetensors" or stem_of_index(p.name) for p in names_like(path))
 
 
-def files_of(folder: Folder, complain: Complain) -> WeightFiles:
+def weight_files(folder: Folder, complain: Complain) -> WeightFiles:
     """The files of the one set that is read."""
     root = folder.root
-    names = [p.name for p in listed(root, "*.safetensors")]
-    sets = dict(grouped(names))
-    indexes = {stem: p.name for p in listed(root, "*.json") if (stem := stem_of_index(p.name))}
+    names = [p.name for p in names_like(root, "*.safetensors")]
+    sets = dict(files_by_stem(names))
+    indexes = {stem: p.name for p in names_like(root, "*.json") if (stem := stem_of_index(p.name))}
     stem = choose([*sets, *indexes])
     if stem is None and len(indexes) == 1:
         (only, file), *_ = indexes.items()
@@ -129,7 +129,7 @@ def extra_files(root: PurePath, complain: Complain) -> dict[str, list[str] | Non
         complain(replace(complaint, files=tuple(f"{OPTIMIZER}/{f}" for f in complaint.files)))
 
     with Folder(root) as folder:
-        held = files_of(folder, here).held
+        held = weight_files(folder, here).held
         return {f"{OPTIMIZER}/{file}": names for file, names in held.items()}
 
 

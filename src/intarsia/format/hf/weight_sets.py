@@ -114,7 +114,7 @@ def is_own(stem: str) -> bool:
     return stem in _OWN or stem.rpartition(".")[0] in _OWN
 
 
-def grouped(files: Iterable[str]) -> Mapping[str, list[str]]:
+def files_by_stem(files: Iterable[str]) -> Mapping[str, list[str]]:
     """The files of each stem."""
     found: dict[str, list[str]] = {}
     for file in files:

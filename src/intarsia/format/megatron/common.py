@@ -128,7 +128,7 @@ def _scalar(word: str) -> Any:
 _WORDS = {"null": None, "true": True, "false": False}
 
 
-def whole(args: Mapping[str, Any], name: str) -> int | None:
+def whole_argument(args: Mapping[str, Any], name: str) -> int | None:
     """An argument that is a whole number, at least one."""
     value = args.get(name)
     return value if type(value) is int and value > 0 else None

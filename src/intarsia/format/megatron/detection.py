@@ -21,7 +21,7 @@ from intarsia.format.megatron.frame import (
 )
 from intarsia.format.strict_json import parse_json
 from intarsia.store.reading.folder import Folder
-from intarsia.store.reading.lookup import is_file, is_folder, listed
+from intarsia.store.reading.lookup import is_file, is_folder, names_like
 
 BACKEND = "metadata.json"
 _FSDP_KEYS = re.compile(
@@ -84,7 +84,7 @@ def _candidates(path: PurePath) -> list[PurePath]:
     tracked = tracked_folder(path)
     if tracked is not None:
         return [tracked]
-    return [p for p in listed(path) if is_folder(p) and _ITERATION.match(p.name)]
+    return [p for p in names_like(path) if is_folder(p) and _ITERATION.match(p.name)]
 
 
 def _has_fsdp_keys(folder: PurePath) -> bool:
@@ -96,7 +96,7 @@ def _has_fsdp_keys(folder: PurePath) -> bool:
 
 
 def _is_legacy(folder: PurePath) -> bool:
-    return any(map(is_megatron_rank, listed(folder, "mp_rank_*")))
+    return any(map(is_megatron_rank, names_like(folder, "mp_rank_*")))
 
 
 def _is_torch_dist(folder: PurePath) -> bool:

@@ -14,7 +14,7 @@ from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT, TRACKER, 
 from intarsia.format.torch_file.plain import number_in
 from intarsia.planning.manifest import Manifest
 from intarsia.store.reading.folder import Folder
-from intarsia.store.reading.lookup import is_folder, listed
+from intarsia.store.reading.lookup import is_folder, names_like
 
 ITERATION = "iteration"
 _SHOWN = 4
@@ -52,7 +52,7 @@ def untracked(path: PurePath) -> Complaint | None:
     tracked = tracked_folder(path) if is_folder(path) else None
     if tracked is None or is_folder(tracked):
         return None
-    held = [p.name for p in listed(path, "iter_*")]
+    held = [p.name for p in names_like(path, "iter_*")]
     text = f"{TRACKER} names {tracked.name}, which is absent; present:"
     text += f" {few(held, _SHOWN)}" if held else " none"
     return Complaint(FormatError(text, kind="file-missing"), (str(path / TRACKER),))

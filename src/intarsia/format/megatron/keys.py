@@ -146,7 +146,7 @@ class MegatronRows:
             together = replace(key, expert=None)
             if together not in self._experts:
                 row = self.row(together)
-                self._experts[together] = experts_of(row) if row else []
+                self._experts[together] = experts_of_row(row) if row else []
             found = self._experts[together]
             return found[key.expert] if key.expert < len(found) else None
         if not key.stacked:
@@ -171,7 +171,7 @@ def half_of(row: Param, half: int) -> Param:
     return Param(row.name, layout, row.rule, row.value)
 
 
-def experts_of(row: Param) -> list[Param]:
+def experts_of_row(row: Param) -> list[Param]:
     """Each expert of a row that stacks them on its first axis, in one pass over its pieces."""
     if row.rule.ep != 0:
         return []
@@ -202,7 +202,7 @@ def torch_dist_rows(table: Table, spec: str = "te") -> list[Param]:
     """The tensors of a model as Megatron stores them, in the smallest parts."""
     found: list[Param] = []
     first: dict[tuple[str, Rule], tuple[Param, list[Param]]] = {}
-    for row in rows_of(table, spec):
+    for row in rows_of_spec(table, spec):
         key = Key.parse(row.name)
         kind = key.rest, replace(row.rule, layer=None)
         like = first.get(kind) if key.of_experts else None
@@ -211,7 +211,8 @@ def torch_dist_rows(table: Table, spec: str = "te") -> list[Param]:
             found += _renamed(row, *like, names)
             continue
         parts = [
-            Param(str(k), part.layout, part.rule, part.value) for k, part in parts_of(row, _halves)
+            Param(str(k), part.layout, part.rule, part.value)
+            for k, part in smallest_parts(row, _halves)
         ]
         first[kind] = row, parts
         found += parts
@@ -232,7 +233,7 @@ def _renamed(
         yield Param(new + part.name[len(old) :], layout, rule, row.value)
 
 
-def rows_of(table: Table, spec: str) -> Iterable[Param]:
+def rows_of_spec(table: Table, spec: str) -> Iterable[Param]:
     """The rows of a family under one of Megatron's layer specifications."""
     rows = table.dialects[DIALECTS[spec]]
     if not rows:
@@ -243,12 +244,12 @@ def rows_of(table: Table, spec: str) -> Iterable[Param]:
     return rows.values()
 
 
-def parts_of(
+def smallest_parts(
     row: Param, halves_of: Callable[[Param, Key], list[Param]]
 ) -> Iterator[tuple[Key, Param]]:
     """The smallest parts of a row: each expert, and each half of those that `halves_of` finds gated."""
     key = Key.parse(row.name)
-    experts = experts_of(row) if key.of_experts else []
+    experts = experts_of_row(row) if key.of_experts else []
     for expert, one in enumerate(experts) if experts else ((None, row),):
         whole = Key(key.rest, key.head, key.layer, expert)
         halves = halves_of(one, whole)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 from intarsia.format.naming.section import APP, OWN, Paths, Section, TensorHeader
-from intarsia.format.naming.wrappers import MODULE, bare, unwrapped
+from intarsia.format.naming.wrappers import MODULE, bare, without_wrappers
 
 
 def by_table(tensors: Mapping[str, TensorHeader], known: Collection[str]) -> dict[str, Section]:
@@ -15,7 +15,7 @@ def by_table(tensors: Mapping[str, TensorHeader], known: Collection[str]) -> dic
     ends = {MODULE, *(name[name.rfind(".") + 1 :] for name in known)}
     for key, tensor in tensors.items():
         plain = bare(key)
-        if plain[plain.rfind(".") + 1 :] in ends and (hit := explained(plain, known)):
+        if plain[plain.rfind(".") + 1 :] in ends and (hit := known_name_in(plain, known)):
             prefix, name = hit
             label = labels.get(prefix)
             if label is None:
@@ -39,7 +39,7 @@ def are_themselves(names: Iterable[str], known: Collection[str]) -> bool:
     return "._" not in text and "\n_" not in text
 
 
-def explained(name: str, known: Container[str]) -> tuple[str, str] | None:
+def known_name_in(name: str, known: Container[str]) -> tuple[str, str] | None:
     """What stands before a known name, and that name; a plain reading goes before one without `module`."""
     if name in known:
         return "", name
@@ -49,7 +49,7 @@ def explained(name: str, known: Container[str]) -> tuple[str, str] | None:
             return name[:start], name[start:]
     if f".{MODULE}." in name:
         for start in starts:
-            if hit := unwrapped(name[start:], known):
+            if hit := without_wrappers(name[start:], known):
                 return name[:start], hit
     return None
 

@@ -28,15 +28,15 @@ from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.naming.foreign_names import refuse_foreign
 from intarsia.format.naming.named_tensors import (
     StoredOrWhole,
+    as_own_logical,
     as_stored,
-    files_of,
+    as_values,
+    files_of_tensor,
     logical_of,
-    plain,
     rule_of_rows,
-    stored_of,
     unique,
 )
-from intarsia.format.naming.quantised_names import PartRules, misfits, stood_for
+from intarsia.format.naming.quantised_names import PartRules, packed_misfits, stood_for
 from intarsia.format.naming.sections import Sections, divide
 from intarsia.format.naming.spelling import Spelling
 from intarsia.format.naming.wrappers import bare
@@ -108,10 +108,10 @@ def name_tensors(
     if table is None:
         rules = PartRules(quantised, None)
         plainly = (
-            (s.name, s if isinstance(s, WholeTensor) else plain(s, rules.get(s.name)))
+            (s.name, s if isinstance(s, WholeTensor) else as_own_logical(s, rules.get(s.name)))
             for s in spelled
         )
-        stored = stored_of(unique(plainly, where, complain), _rule_of(rules, None))
+        stored = as_values(unique(plainly, where, complain), _rule_of(rules, None))
         model_type = str((config or {}).get("model_type") or "")[:80]
         why = f"model_type {model_type!r} has no table" if model_type else "no model configuration"
         note = f"{why}: each stored tensor is carried name by name, as its own logical tensor"
@@ -149,7 +149,7 @@ def _mistakable(
         ours, key = StateName.of(s.name), s.key or s.name
         if not sections.names or is_numbered_name(s.name):
             continue
-        if all(file.startswith(SIDE_FOLDER) for file in files_of(s)):
+        if all(file.startswith(SIDE_FOLDER) for file in files_of_tensor(s)):
             continue  # training state by its place
         root = sections.state.get(key)
         odd = ours is not None and ours.parameter not in params
@@ -161,7 +161,7 @@ def _mistakable(
                 " is a submodule of the model, rename it in the state dict and save again",
                 tensors=(key,),
             )
-            complain(Complaint(error, files_of(s)))
+            complain(Complaint(error, files_of_tensor(s)))
 
 
 def divided(
@@ -222,9 +222,9 @@ def _with_table(
             numbers = kinds_of_numbers((s.name, s.shape) for s in listed)
             named = (part for name, s in named for part in _by_member(name, s, table, numbers))
         weights = unique(named, where, complain)
-    stored = stored_of(weights, _rule_of(rules, known))
-    for error, name in misfits(quantised, known, table.family, where):
-        complain(Complaint(error, files_of(stored[name]), (name,)))
+    stored = as_values(weights, _rule_of(rules, known))
+    for error, name in packed_misfits(quantised, known, table.family, where):
+        complain(Complaint(error, files_of_tensor(stored[name]), (name,)))
     strange = stored.keys() - rows.keys()
     strange.difference_update(*(names for kind in quantised.alike for _, names in kind.names))
     unknown = [n for n in stored if n in strange and not is_state(n)] if strange else []
@@ -253,7 +253,7 @@ def _named(
     """A tensor as the table says."""
     s, cut = as_stored(found), rules.get(found.name)
     if (s.name not in known and not is_state(s.name)) or s.name in packed:
-        return plain(s, cut)
+        return as_own_logical(s, cut)
     rule = known.whole_rule(s.name, s.shape)
     if rule is not None and s.layout.tensors == (s.name,):
         return Stored(s.name, s.dtype, s.layout, s.chunks, cut or rule, s.key)
@@ -267,8 +267,8 @@ def _named(
                 kind=shape_fault(s.name, s.shape, param.layout.shape),
                 tensors=(s.on_disk,),
             )
-            complain(Complaint(error, files_of(s), param.layout.tensors))
-            return plain(s, cut)
+            complain(Complaint(error, files_of_tensor(s), param.layout.tensors))
+            return as_own_logical(s, cut)
         rule = cut or param.rule
         return Stored(s.name, s.dtype, param.layout, s.chunks, rule, s.key, param.value)
     ours = StateName.of(s.name)
@@ -277,7 +277,7 @@ def _named(
         layout = twin.layout.rename(of_kind(ours.kind))
         value = twin.value if ours.kind == MASTER else PLAIN
         return replace(s, layout=layout, rule=twin.rule, value=value)
-    return plain(s, cut)
+    return as_own_logical(s, cut)
 
 
 def shape_fault(name: str, have: Shape, want: Shape) -> str:

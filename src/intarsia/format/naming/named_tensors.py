@@ -19,7 +19,7 @@ StoredOrWhole = Stored | WholeTensor
 _ROWS, _WHOLE = Rule(tp=0), Rule()
 
 
-def plain(s: Stored, cut: Rule | None) -> Stored:
+def as_own_logical(s: Stored, cut: Rule | None) -> Stored:
     """A tensor as its own logical tensor; a mesh cuts its first axis, if no rule is given."""
     layout = s.layout
     if layout.tensors != (s.name,):
@@ -38,7 +38,7 @@ def as_stored(s: StoredOrWhole) -> Stored:
     return s if isinstance(s, Stored) else s.stored()
 
 
-def files_of(s: StoredOrWhole) -> tuple[str, ...]:
+def files_of_tensor(s: StoredOrWhole) -> tuple[str, ...]:
     """The files that hold a tensor."""
     if isinstance(s, WholeTensor):
         return (s.file,)
@@ -55,13 +55,13 @@ def unique(
             error = FamilyError(
                 f"{found[name].key!r} and {s.key!r} are both `{name}` - at {where}", tensors=(name,)
             )
-            complain(Complaint(error, files_of(s)))
+            complain(Complaint(error, files_of_tensor(s)))
             continue
         found[name] = s
     return found
 
 
-def stored_of(
+def as_values(
     found: Mapping[str, StoredOrWhole], rule_of: Callable[[WholeTensor], Rule]
 ) -> MadeWhenAsked[Stored]:
     """Tensors as values; `rule_of` gives those that are whole their rules."""

@@ -14,7 +14,7 @@ from intarsia.frozen import frozen_open
 from intarsia.mesh import Rule
 from intarsia.quantised import AlikeWeights, QuantisedWeights
 from intarsia.quantised.cutting import rules_of
-from intarsia.quantised.shapes import fits
+from intarsia.quantised.shapes import fits_shape
 from intarsia.store.reading.lookup import is_file
 
 MODELOPT = "hf_quant_config.json"
@@ -66,7 +66,7 @@ def stood_for(quantised: QuantisedWeights, known: Mapping[str, Param]) -> Iterat
                 yield from known[of].layout.tensors
 
 
-def misfits(
+def packed_misfits(
     quantised: QuantisedWeights, known: Mapping[str, Param], family: str, where: str
 ) -> Iterator[tuple[FamilyError, str]]:
     """Packed weights that cannot be those of the family, and the name of each."""
@@ -74,7 +74,7 @@ def misfits(
         return
     for w in quantised.weights:
         row = known.get(w.of) if w.packed else None
-        if row is not None and not fits(w, row.layout.shape):
+        if row is not None and not fits_shape(w, row.layout.shape):
             error = FamilyError(
                 f"`{w.main.name}` has shape {list(w.main.shape)} ({w.label}), config.json of"
                 f" {family} gives the weight {list(row.layout.shape)} - at {where}",

@@ -8,10 +8,10 @@ from functools import cached_property
 from typing import Any
 
 from intarsia.family import Table
-from intarsia.format.naming.find_sections import explained
+from intarsia.format.naming.find_sections import known_name_in
 from intarsia.format.naming.named_tensors import StoredOrWhole, as_stored
 from intarsia.format.naming.sections import Sections
-from intarsia.format.naming.wrappers import bare, unwrapped
+from intarsia.format.naming.wrappers import bare, without_wrappers
 from intarsia.format.optimizer_state.optimizer_names import state_in
 from intarsia.frozen import frozen_open
 from intarsia.state.names import StateName
@@ -55,16 +55,16 @@ class Spelling:
         if self.sections.foreign and plain.startswith(self.sections.foreign):
             return None
         if self.table is not None:
-            found = explained(plain, known) or self._beside(plain)
+            found = known_name_in(plain, known) or self._beside(plain)
             return found[1] if found else plain
         for prefix in ("", *self.sections.prefixes):
-            if plain.startswith(prefix) and (hit := unwrapped(plain[len(prefix) :], known)):
+            if plain.startswith(prefix) and (hit := without_wrappers(plain[len(prefix) :], known)):
                 return hit
         return plain
 
     def _beside(self, plain: str) -> tuple[str, str] | None:
         """A weight that no table knows, such as an adapter's: without what stands before the section's names."""
-        found = explained(plain, self._held)
+        found = known_name_in(plain, self._held)
         before = f".{found[0]}" if found else ""
         return found if any(f".{p}".endswith(before) for p in self.sections.prefixes) else None
 
@@ -73,7 +73,7 @@ class Spelling:
         return frozenset(self.sections.names.values())
 
 
-def members_of(
+def logical_members(
     name: str, table: Table | None, held: Container[str] = frozenset()
 ) -> tuple[str, ...]:
     """The logical tensors that a parameter holds, whatever wrappers put before its name.
@@ -83,6 +83,6 @@ def members_of(
     plain = bare(name)
     if table is None:
         return (plain,)
-    if hit := explained(plain, table.known):
+    if hit := known_name_in(plain, table.known):
         return table.known[hit[1]].layout.tensors
-    return ((explained(plain, held) or ("", plain))[1],)
+    return ((known_name_in(plain, held) or ("", plain))[1],)

@@ -29,10 +29,10 @@ def bare(name: str) -> str:
     return ".".join(word for word in name.split(".") if word not in WORDS)
 
 
-def unwrapped(name: str, known: Container[str]) -> str | None:
+def without_wrappers(name: str, known: Container[str]) -> str | None:
     """The known name that a bare one is with some, all or none of its words `module` left out.
 
-    >>> unwrapped("encoder.module.weight", {"encoder.weight"})
+    >>> without_wrappers("encoder.module.weight", {"encoder.weight"})
     'encoder.weight'
     """
     if name in known:

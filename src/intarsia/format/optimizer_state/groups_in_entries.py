@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from intarsia.family import table_for
 from intarsia.format.megatron.common import common_in
 from intarsia.format.megatron.optimizer.groups import FROM_TORCH
-from intarsia.format.naming.spelling import members_of
+from intarsia.format.naming.spelling import logical_members
 from intarsia.format.optimizer_state.parameter_groups import (
     ParameterGroups,
     flat_entries,
@@ -32,7 +32,7 @@ def groups_from_torch(src: Manifest, entries: Mapping[str, bytes]) -> ParameterG
 def torch_groups_of(src: Manifest, entries: Mapping[str, bytes]) -> ParameterGroups | None:
     """The groups among entries in one of torch's spellings."""
     table = table_for(src.config)
-    return groups_of_torch(entries, lambda name: members_of(name, table, src.logical))
+    return groups_of_torch(entries, lambda name: logical_members(name, table, src.logical))
 
 
 def groups_as_torch_entries(

@@ -102,7 +102,8 @@ def groups_of_torch(
         return None
     if flat:
         return ParameterGroups(
-            merged(ParameterGroup(logical(n), fields) for n, fields in found.items()), flat=True
+            merged_groups(ParameterGroup(logical(n), fields) for n, fields in found.items()),
+            flat=True,
         )
     each = (
         ParameterGroup(_members(listed.get(key), logical), found.get(key, {}))
@@ -155,7 +156,7 @@ def _members(listed: Any, logical: Callable[[str], tuple[str, ...]]) -> tuple[st
     return tuple(member for name in names for member in logical(name))
 
 
-def merged(groups: Iterable[ParameterGroup]) -> tuple[ParameterGroup, ...]:
+def merged_groups(groups: Iterable[ParameterGroup]) -> tuple[ParameterGroup, ...]:
     """The groups, those of equal settings as one, in the order of their first."""
     found: dict[str, tuple[list[str], Mapping[str, Any]]] = {}
     for group in groups:

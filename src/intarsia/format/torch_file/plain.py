@@ -24,7 +24,7 @@ def all_plain(value: Any) -> Any:
     return _plain(value, iter(range(MAX_PLAIN)), MAX_PLAIN_DEPTH, strict=True)
 
 
-def whole(value: Any) -> Any:
+def wholly_plain(value: Any) -> Any:
     """All of a value as plain ones, to be compared; `DROPPED` where that would leave something out."""
     return _plain(value, iter(range(MAX_PLAIN)), MAX_PLAIN_DEPTH, whole=True)
 

@@ -44,7 +44,7 @@ def storage_bytes(storage: Storage) -> int:
 _seen: dict[bytes, InertTensor] = {}
 
 
-def tensor_of(data: bytes, where: str) -> InertTensor:
+def tensor_in_pickle(data: bytes, where: str) -> InertTensor:
     """The tensor that data.pkl describes; equal tensors of other blobs have equal pickles."""
     found = _seen.get(data)
     if found is None:

@@ -15,7 +15,7 @@ from zlib import crc32
 from intarsia.dtypes import DType
 from intarsia.errors import FormatError
 from intarsia.format.torch_file.inert import Storage
-from intarsia.format.torch_file.storages import storage_bytes, storage_of, tensor_of
+from intarsia.format.torch_file.storages import storage_bytes, storage_of, tensor_in_pickle
 from intarsia.format.torch_file.unpickle import load_inert
 from intarsia.format.torch_file.zip_directory import (
     DESCRIBED,
@@ -28,7 +28,7 @@ from intarsia.format.torch_file.zip_directory import (
     exactly,
     listing_of,
     member_name,
-    members_of,
+    zip_members,
 )
 from intarsia.frozen import frozen
 
@@ -107,10 +107,10 @@ def find_payload(read: ReadBytes, length: int, where: str, head: bytes = b"") ->
         return head[at : at + size] if at + size <= len(head) else read(at, size)
 
     members = _walk(head, where)
-    found = tensor_of(_content(near, members, "data.pkl", where), where) if members else None
+    found = tensor_in_pickle(_content(near, members, "data.pkl", where), where) if members else None
     if found is None or f"data/{found.storage.key}" not in members:
         members = directory(read, length, where)
-        found = tensor_of(_content(read, members, "data.pkl", where), where)
+        found = tensor_in_pickle(_content(read, members, "data.pkl", where), where)
     if "byteorder" in members:
         order = _content(near, members, "byteorder", where)
         if order != b"little":
@@ -169,7 +169,7 @@ def check_directory(
     `crc` is what stands beside the tensor's bytes.
     """
     infos = listing_of(read, length, where).infos
-    members = members_of(read, length, infos, where)
+    members = zip_members(read, length, infos, where)
     if sum(m.size or 0 for m in members.values()) > length:
         raise FormatError(f"members of the archive overlap - at {where}")
     check_end(read, length, infos, where)

@@ -133,10 +133,12 @@ def listing_of(read: ReadBytes, length: int, where: str) -> Listing:
 
 def directory(read: ReadBytes, length: int, where: str) -> dict[str, Member]:
     """The members by the central directory at the end."""
-    return members_of(read, length, listing_of(read, length, where).infos, where)
+    return zip_members(read, length, listing_of(read, length, where).infos, where)
 
 
-def members_of(read: ReadBytes, length: int, infos: list[ZipInfo], where: str) -> dict[str, Member]:
+def zip_members(
+    read: ReadBytes, length: int, infos: list[ZipInfo], where: str
+) -> dict[str, Member]:
     """The members that a directory names, each within the archive."""
     members: dict[str, Member] = {}
     for info in infos:

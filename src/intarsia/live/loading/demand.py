@@ -20,9 +20,9 @@ from intarsia.live.model.contents import ModelContents
 from intarsia.live.model.holding import (
     Holding,
     check_shape,
-    cut,
     dtype_of,
-    fits,
+    fits_memory,
+    held_layout,
     is_dtensor,
     is_present,
     memory_id,
@@ -78,7 +78,7 @@ class Demand:
                     "a Megatron model itself defines which part of each tensor it holds",
                     hint="leave `mesh` and `rank` out",
                 )
-            tensors, found = megatron_rows.rows_of(into, manifest.config)
+            tensors, found = megatron_rows.memory_and_rows(into, manifest.config)
         else:
             tensors = {n: x for n, x in contents.tensors.items() if is_present(x)}
             found, manifest = _rows(tensors, contents, manifest)
@@ -116,9 +116,9 @@ class Demand:
                 continue
             tensor = self.tensors[name]
             check_shape(name, row.layout.shape, tensor, self.manifest.path)
-            if is_dtensor(tensor) and not fits(row.layout, tensor):
+            if is_dtensor(tensor) and not fits_memory(row.layout, tensor):
                 disputed.add(name)
-                if not fits(row.layout, tensor, literal=True):
+                if not fits_memory(row.layout, tensor, literal=True):
                     unfit.add(name)
         logical = self.manifest.logical
         # A tensor without elements has nothing that could be left out.
@@ -158,7 +158,7 @@ class Demand:
         """What of a layout goes into a tensor that is cut as the one of this name: itself, or state of it."""
         box = self._box(name)
         if box is None:
-            return cut(layout, tensor, literal=name in literal)
+            return held_layout(layout, tensor, literal=name in literal)
         return layout.box(box.offsets, box.shape)
 
     @cached_property

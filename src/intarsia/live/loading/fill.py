@@ -79,7 +79,7 @@ def fill(
     of_runs = [each for each in fillings if _is_of_runs(source, each)]
     memories = [_Memory(each.holding) for each in of_runs]
     known = {*map(id, of_runs)}
-    others = windows_of([each for each in fillings if id(each) not in known], step_bytes)
+    others = windows_of_fillings([each for each in fillings if id(each) not in known], step_bytes)
     steps: list[RunStep | Step] = [*run_steps([each.proven for each in of_runs], step_bytes)]
     steps += in_steps(others, step_bytes, _nbytes)
     to_device = ToDevice(step_bytes, budget.workers, on_gpus) if on_gpus else None
@@ -158,7 +158,7 @@ def _read_runs(
     return step.nbytes
 
 
-def windows_of(fillings: Iterable[Filling], window_bytes: int) -> list[FillingWindow]:
+def windows_of_fillings(fillings: Iterable[Filling], window_bytes: int) -> list[FillingWindow]:
     """The windows of all holdings, those that are read from one part of a file beside each other."""
     found: list[FillingWindow] = []
     for filling in fillings:

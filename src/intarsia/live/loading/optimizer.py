@@ -10,7 +10,7 @@ import torch
 
 from intarsia.errors import CoverageError
 from intarsia.family import Param
-from intarsia.format.naming.wrappers import bare, unwrapped
+from intarsia.format.naming.wrappers import bare, without_wrappers
 from intarsia.layout import Layout
 from intarsia.live.entries import unpack
 from intarsia.live.loading.kept import NO_SETTINGS, NO_STATE
@@ -44,7 +44,7 @@ def rows_of_state(rows: Mapping[str, Param], manifest: Manifest) -> Mapping[str,
     for name, row in rows.items() if bare_ones else ():
         at, plain = row.layout.tensors, bare(name)
         alone = len(at) == 1 and at[0] not in stated and plain in bare_ones
-        if alone and unwrapped(at[0], {plain}) is not None:
+        if alone and without_wrappers(at[0], {plain}) is not None:
             found[name] = replace(
                 row, name=plain, layout=row.layout.rename({at[0]: plain}.__getitem__)
             )

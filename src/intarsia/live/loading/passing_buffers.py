@@ -17,7 +17,7 @@ from torch import nn
 
 from intarsia.live.model.holding import is_dtensor
 from intarsia.live.model.module_state import equal_bytes
-from intarsia.live.model.own_tensors import joined
+from intarsia.live.model.own_tensors import full_name
 
 BufferOfModule = tuple["nn.Module", str]
 _RUNS = (0x00, 0x55)
@@ -29,7 +29,7 @@ def passing_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     for path, module in model.named_modules():
         for key, buffer in module._buffers.items():
             if buffer is not None and key in module._non_persistent_buffers_set:
-                yield joined(path, key), module, key
+                yield full_name(path, key), module, key
 
 
 def computed_by(model: nn.Module, names: Iterable[str]) -> set[str]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from intarsia.errors import CoverageError
 from intarsia.live.loading.to_device import ALIGNED_BYTES
-from intarsia.planning.chunks import Numbers, numbers_in
+from intarsia.planning.chunks import Numbers, numbers_of_ranges
 from intarsia.planning.proof import Proven
 
 
@@ -119,7 +119,7 @@ def _cut(runs: _Runs, step_bytes: int) -> _Runs:
     first, last = begin // step_bytes, (begin + runs.length - 1) // step_bytes
     count = last - first + 1
     k = np.repeat(np.arange(len(begin)), count)
-    step = numbers_in(first, count)
+    step = numbers_of_ranges(first, count)
     lo = np.maximum(begin[k], step * step_bytes) - begin[k]
     hi = np.minimum(begin[k] + runs.length[k], (step + 1) * step_bytes) - begin[k]
     return _Runs(runs.file[k], runs.start[k] + lo, runs.target[k], runs.to[k] + lo, hi - lo, step)

@@ -5,7 +5,7 @@ rows, the beginning of a row.
 
     >>> from intarsia.layout import Layout
     >>> (piece,) = Layout.of("w", (5, 4)).reshape(-1).narrow(0, 3, 18).pieces
-    >>> [str(box) for box, _ in boxes_of(piece, (5, 4))]
+    >>> [str(box) for box, _ in boxes_of_piece(piece, (5, 4))]
     ['[0:1, 3:4]', '[1:4, 0:4]', '[4:5, 0:2]']
 """
 
@@ -18,7 +18,7 @@ from intarsia.layout import Piece, align
 from intarsia.mesh import Box, Shape
 
 
-def boxes_of(piece: Piece, shape: Shape) -> Iterator[tuple[Box, Piece]]:
+def boxes_of_piece(piece: Piece, shape: Shape) -> Iterator[tuple[Box, Piece]]:
     """Each box, and its elements in row-major order: `at` in the tensor, `to` in the buffer."""
     strides = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
     pieces = [piece.flip()]

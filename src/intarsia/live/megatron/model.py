@@ -17,10 +17,10 @@ from torch import nn
 
 from intarsia.errors import LayoutError, UsageError
 from intarsia.format.megatron.fsdp_dtensor.keys import canonical
-from intarsia.live.megatron.parallel import place_of
+from intarsia.live.megatron.parallel import rank_of_axis
 from intarsia.live.megatron_fsdp import ParameterSlice
 from intarsia.live.model.holding import is_dtensor, placed
-from intarsia.live.model.own_tensors import joined, own_tensors
+from intarsia.live.model.own_tensors import full_name, own_tensors
 
 _EXPERT = re.compile(r"^(experts\.(?:local_experts\.|linear_fc[12]\.(?:weight|bias)))(\d+)(.*)$")
 """A number of an expert, counted on its rank: a module of its own, or one weight of a group."""
@@ -36,18 +36,18 @@ class Live:
     item: ParameterSlice
 
 
-def chunks_of(into: Any) -> list[Any]:
+def pipeline_models(into: Any) -> list[Any]:
     """The models of a virtual pipeline, or the one model."""
     return list(into) if isinstance(into, list | tuple) else [into]
 
 
 def is_megatron(into: Any) -> bool:
     """Whether this is a model of Megatron-core's, wrapped or not, known by its configuration."""
-    chunks = chunks_of(into)
-    return bool(chunks) and all(config_of(chunk) is not None for chunk in chunks)
+    chunks = pipeline_models(into)
+    return bool(chunks) and all(transformer_config(chunk) is not None for chunk in chunks)
 
 
-def config_of(model: Any) -> Any:
+def transformer_config(model: Any) -> Any:
     """The `TransformerConfig` of a Megatron model; None for any other."""
     while model is not None and hasattr(model, "named_modules"):
         config = getattr(model, "config", None)
@@ -59,15 +59,15 @@ def config_of(model: Any) -> Any:
 
 def live_tensors(into: Any) -> Iterator[Live]:
     """Every parameter and every lasting buffer, on this rank."""
-    chunks = chunks_of(into)
+    chunks = pipeline_models(into)
     for number, chunk in enumerate(chunks):
         prefix = f"model{number}." if len(chunks) > 1 else ""
         distribute(chunk)
-        paths = [(unwrapped(path), module) for path, module in chunk.named_modules()]
+        paths = [(unwrapped_path(path), module) for path, module in chunk.named_modules()]
         modules, seen = dict(paths), set[str]()
         for path, module in paths:
             for leaf, tensor in own_tensors(module):
-                name = joined(path, leaf)
+                name = full_name(path, leaf)
                 if name in seen:
                     raise UsageError(
                         f"two tensors of the model are `{name}` without the names of wrappers",
@@ -85,7 +85,7 @@ def distribute(model: nn.Module) -> None:
 
 def install(into: Any) -> None:
     """Have Megatron-FSDP round its main weights to the weights that it computes with."""
-    for chunk in chunks_of(into):
+    for chunk in pipeline_models(into):
         _call(chunk, "install_optimized_model_weights")
 
 
@@ -96,7 +96,7 @@ def _call(model: nn.Module, method: str) -> None:
             call(module)
 
 
-def unwrapped(path: str) -> str:
+def unwrapped_path(path: str) -> str:
     """A path without wrappers: the last of the modules that share a path is the wrapped one."""
     return ".".join(dropwhile("module".__eq__, path.split(".")))
 
@@ -121,7 +121,7 @@ def _item(tensor: Any, module: Any, leaf: str, name: str) -> ParameterSlice:
     """The part that a tensor is: a slice of Megatron-FSDP's, or a tensor-parallel part."""
     if is_dtensor(tensor) and hasattr(tensor, "megatron_fsdp_dist_index"):
         return ParameterSlice.of(tensor)
-    tp, axis, rank = place_of(tensor, module, leaf, name)
+    tp, axis, rank = rank_of_axis(tensor, module, leaf, name)
     if tp > 1 and is_dtensor(tensor) and "tp" in (tensor.device_mesh.mesh_dim_names or ()):
         raise LayoutError(
             f"`{name}` is {placed(tensor)}: its shape is that of all ranks, and its module has"

@@ -19,7 +19,7 @@ of them this is."""
 WHOLE: RankOfAxis = (1, None, 0)
 
 
-def place_of(tensor: Any, module: Any, leaf: str, name: str) -> RankOfAxis:
+def rank_of_axis(tensor: Any, module: Any, leaf: str, name: str) -> RankOfAxis:
     """How a module's parameter is cut, and which part of it this rank has."""
     is_cut, axis = _cut(tensor, module, leaf)
     if not is_cut:

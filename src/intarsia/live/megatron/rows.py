@@ -19,11 +19,11 @@ from intarsia.family import Param, Table, table_for
 from intarsia.format.megatron.fsdp_dtensor.keys import FsdpRows
 from intarsia.layout import Layout
 from intarsia.live.loading.fill import as_bytes
-from intarsia.live.megatron.boxes import boxes_of
-from intarsia.live.megatron.model import Live, chunks_of, config_of, live_tensors
+from intarsia.live.megatron.boxes import boxes_of_piece
+from intarsia.live.megatron.model import Live, live_tensors, pipeline_models, transformer_config
 from intarsia.live.megatron_fsdp import ParameterSlice, local_elements
 from intarsia.live.megatron_settings import hub_config
-from intarsia.live.model.holding import cut, dtype_of, is_dtensor, memory_of
+from intarsia.live.model.holding import dtype_of, held_layout, is_dtensor, memory_of
 from intarsia.live.model.names import LiveRows
 from intarsia.live.saving.parts import HeldPart
 from intarsia.opened.lazy_tensor import as_torch
@@ -46,7 +46,7 @@ def held_tensors(into: Any, config: Mapping[str, Any] | None) -> list[HeldTensor
     return [_held(live, rows) for live in live_tensors(into)]
 
 
-def rows_of(
+def memory_and_rows(
     into: Any, config: Mapping[str, Any] | None
 ) -> tuple[dict[str, torch.Tensor], LiveRows]:
     """The memory of every tensor by name, and the row of each."""
@@ -56,7 +56,7 @@ def rows_of(
     return {each.live.name: each.memory for each in held}, LiveRows(found, missing)
 
 
-def parts_of(into: Any, config: Mapping[str, Any] | None) -> Iterator[HeldPart]:
+def parts_of_megatron(into: Any, config: Mapping[str, Any] | None) -> Iterator[HeldPart]:
     """The boxes of logical tensors that this rank holds."""
     table = _table(into, config)
     held = held_tensors(into, config)
@@ -73,7 +73,9 @@ def parts_of(into: Any, config: Mapping[str, Any] | None) -> Iterator[HeldPart]:
 
 
 def _table(into: Any, config: Mapping[str, Any] | None) -> Table:
-    zero_centered = getattr(config_of(chunks_of(into)[0]), "layernorm_zero_centered_gamma", None)
+    zero_centered = getattr(
+        transformer_config(pipeline_models(into)[0]), "layernorm_zero_centered_gamma", None
+    )
     table = table_for(hub_config(config), zero_centered=zero_centered)
     if table is None:
         found = config and config.get("model_type")
@@ -99,7 +101,7 @@ def _layout(whole: Layout, tensor: Any, item: ParameterSlice) -> Layout:
     if not is_dtensor(tensor):
         return whole
     if not hasattr(tensor, "megatron_fsdp_dist_index"):
-        return cut(whole, tensor)
+        return held_layout(whole, tensor)
     shape = memory_of(tensor).shape
     local_elements(tensor, item)
     return whole.reshape(-1).narrow(0, item.start, item.stop).reshape(*shape)
@@ -120,7 +122,7 @@ def _parts(row: Param, memory: torch.Tensor, table: Table) -> Iterator[HeldPart]
     for piece in row.layout.pieces:
         name = table.tied.get(piece.tensor, piece.tensor)
         shape = table.logical[name]
-        for box, over in boxes_of(piece, shape):
+        for box, over in boxes_of_piece(piece, shape):
             sizes = [loop.n for loop in over.loops]
             steps = [loop.to for loop in over.loops]
             view = flat.as_strided(sizes, steps, flat.storage_offset() + over.to)

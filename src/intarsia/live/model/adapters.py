@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from intarsia.errors import UsageError
-from intarsia.live.model.own_tensors import joined, named_tensors
+from intarsia.live.model.own_tensors import full_name, named_tensors
 from intarsia.live.model.wrapper_classes import Wrappers, is_pefts
 
 _WORDS = ("base_model", "model", "base_layer", "original_module")
@@ -41,7 +41,7 @@ def is_layer(module: Any) -> bool:
     return not hasattr(module, "peft_config")
 
 
-def added(model: Any) -> Iterator[tuple[str, Any, bool]]:
+def adapter_tensors(model: Any) -> Iterator[tuple[str, Any, bool]]:
     """The parameters and lasting buffers that PEFT added to a model, under their full names.
 
     The last value says whether one is only a second name of a tensor that the model inside has.
@@ -61,7 +61,7 @@ def _is_added(name: str, inner: set[tuple[str, str]]) -> bool:
     for word in name.split("."):
         if at in paths and (at, word) not in inner:
             return True
-        at = joined(at, word)
+        at = full_name(at, word)
     return False
 
 

@@ -109,7 +109,7 @@ def is_present(tensor: Any) -> bool:
     return not is_dtensor(tensor) or tensor.device_mesh.get_coordinate() is not None
 
 
-def cut(x: Layout, tensor: Any, *, literal: bool = False) -> Layout:
+def held_layout(x: Layout, tensor: Any, *, literal: bool = False) -> Layout:
     """What this process holds of a tensor with layout `x`, by the tensor's mesh and placements."""
     if not is_dtensor(tensor):
         return x
@@ -119,9 +119,9 @@ def cut(x: Layout, tensor: Any, *, literal: bool = False) -> Layout:
     return local(x, sizes, placements, mesh.get_coordinate(), literal=literal)
 
 
-def fits(x: Layout, tensor: Any, *, literal: bool = False) -> bool:
+def fits_memory(x: Layout, tensor: Any, *, literal: bool = False) -> bool:
     """Whether a reading of the placements has the shape of the memory that is there."""
-    return cut(x, tensor, literal=literal).shape == tuple(memory_of(tensor).shape)
+    return held_layout(x, tensor, literal=literal).shape == tuple(memory_of(tensor).shape)
 
 
 def placed(tensor: Any) -> str:

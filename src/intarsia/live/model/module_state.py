@@ -20,11 +20,11 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
 from intarsia.errors import CoverageError, LayoutError, UsageError, few
-from intarsia.live.model.adapters import added, refuse_merged
+from intarsia.live.model.adapters import adapter_tensors, refuse_merged
 from intarsia.live.model.holding import is_dtensor, memory_of
 from intarsia.live.model.load_hooks import modules_with_hooks
 from intarsia.live.model.names import own_name
-from intarsia.live.model.own_tensors import every_tensor, joined, named_tensors
+from intarsia.live.model.own_tensors import every_tensor, full_name, named_tensors
 from intarsia.live.model.wrapper_classes import Wrappers
 
 EXTRA_STATE = "_extra_state"
@@ -95,7 +95,7 @@ class ModuleState:
     @property
     def adapters(self) -> dict[str, bool]:
         """The names of the tensors that PEFT added, and whether one is a second name of the model's own."""
-        return {self.clean(name): again for name, _, again in added(self.module)}
+        return {self.clean(name): again for name, _, again in adapter_tensors(self.module)}
 
     @property
     def names_of_peft(self) -> dict[str, str]:
@@ -108,7 +108,7 @@ class ModuleState:
     def set_extra(self, name: str, value: Any) -> None:
         """Give the module of that name its extra state."""
         for path, each in self.module.named_modules():
-            given = self.clean(joined(path, EXTRA_STATE))
+            given = self.clean(full_name(path, EXTRA_STATE))
             if given == name and type(each).get_extra_state is not Module.get_extra_state:
                 each.set_extra_state(value)
 

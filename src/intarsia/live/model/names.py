@@ -15,14 +15,14 @@ from typing import Any
 from intarsia.errors import UsageError
 from intarsia.family import Param, Table, table_for
 from intarsia.format.folder.adapters import how_to_load
-from intarsia.format.naming.find_sections import explained
+from intarsia.format.naming.find_sections import known_name_in
 from intarsia.format.naming.section import TOP, Section
-from intarsia.format.naming.wrappers import MODULE, bare, unwrapped
+from intarsia.format.naming.wrappers import MODULE, bare, without_wrappers
 from intarsia.format.registry import read_manifest, with_rules_of_transformers
 from intarsia.live.model.adapters import inner_word, is_layer
-from intarsia.live.model.own_tensors import joined
+from intarsia.live.model.own_tensors import full_name
 from intarsia.live.model.wrapper_classes import Wrappers, is_data_parallel
-from intarsia.planning.inventory import left_out
+from intarsia.planning.inventory import items_left_out
 from intarsia.planning.manifest import Manifest, Stored
 from intarsia.store.address import named
 from intarsia.store.reading.lookup import real
@@ -66,7 +66,7 @@ def own_name(
                 # One adapter of PEFT's around another: their tensors differ by these words alone.
                 kept += [*left, word] if path in layers else [word]
                 left = []
-            path = joined(path, word)
+            path = full_name(path, word)
         return ".".join(kept)
 
     return clean
@@ -77,7 +77,7 @@ def manifest_for(path: Any, into: Any, config: Any = None, section: Any = None) 
     manifest = read_manifest(path, config, section=section)
     into = model_in(into)
     if config is None and (manifest.config is None or manifest.config_made):
-        lent = config_of(into)
+        lent = config_of_model(into)
         if lent is not None and not how_to_load(manifest):
             manifest = read_manifest(path, lent, section=section)
     return manifest
@@ -93,7 +93,7 @@ def named_as_is(path: Any, into: Any, config: Any, section: Any) -> Manifest | N
     return read_manifest(path, config, section=TOP)
 
 
-def facts_of(manifest: Manifest) -> dict[str, str]:
+def checkpoint_facts(manifest: Manifest) -> dict[str, str]:
     """What all ranks that load a checkpoint have to find alike: its path, and each file's length and time."""
     found = {"checkpoint": str(real(named(manifest.path))), "section": str(manifest.section)}
     for file, stamp in sorted(manifest.stamps.items()):
@@ -119,7 +119,7 @@ def modules_in(given: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from modules_in(value, f"{prefix}{key}.")
 
 
-def config_of(model: Any) -> dict[str, Any] | None:
+def config_of_model(model: Any) -> dict[str, Any] | None:
     """The configuration of a Transformers model, as its `config.json` would hold it."""
     while is_data_parallel(type(model)):
         model = model.module
@@ -156,10 +156,10 @@ def _spelled(
     names: Mapping[str, str], lookup: _Lookup, table: Table | None, manifest: Manifest
 ) -> dict[str, str]:
     """The name that each live name has in the lookup; raise where two would be one."""
-    hits = {n: hit for n, plain in names.items() if (hit := explained(plain, lookup))}
+    hits = {n: hit for n, plain in names.items() if (hit := known_name_in(plain, lookup))}
     prefixes = {prefix for prefix, _ in hits.values()}
     allowed = {p for p in prefixes if len(prefixes) == 1 or Section(p.strip(".")).own}
-    for item in left_out(manifest.inventory):
+    for item in items_left_out(manifest.inventory):
         if item.kind == "section" and f"{item.name}." in prefixes:
             raise UsageError(
                 f"the tensors asked for begin with {item.name!r}, a section of {manifest.path} that is"
@@ -201,7 +201,7 @@ def _wrapped(names: Mapping[str, str], manifest: Manifest) -> Iterator[tuple[str
     """The live names that a checkpoint without a table has with a wrapper's word in them, as DDP's state dict does."""
     keys: dict[str, list[str]] = {}
     for key in manifest.stored if names else ():
-        if MODULE in key and (plain := unwrapped(key, names)):
+        if MODULE in key and (plain := without_wrappers(key, names)):
             keys.setdefault(plain, []).append(key)
     yield from ((names[plain], each[0]) for plain, each in keys.items() if len(each) == 1)
 

@@ -16,7 +16,7 @@ def own_tensors(module: Any) -> Iterator[tuple[str, Any]]:
 def named_tensors(model: Any, *, remove_duplicate: bool = True) -> Iterator[tuple[str, Any]]:
     """Those of a module and of all inside it, by their full names."""
     for path, each in model.named_modules(remove_duplicate=remove_duplicate):
-        yield from ((joined(path, key), x) for key, x in own_tensors(each))
+        yield from ((full_name(path, key), x) for key, x in own_tensors(each))
 
 
 def every_tensor(model: Any) -> Iterator[Any]:
@@ -27,6 +27,6 @@ def every_tensor(model: Any) -> Iterator[Any]:
                 yield x
 
 
-def joined(path: str, key: str) -> str:
+def full_name(path: str, key: str) -> str:
     """The full name of what a module has under a key."""
     return f"{path}.{key}" if path else key

@@ -22,7 +22,7 @@ from intarsia.live.model.names import modules_in, own_name
 from intarsia.live.model.wrapper_classes import Wrappers
 from intarsia.live.optimizer.classes import UnwrappedOptimizer
 from intarsia.live.optimizer.several import SeveralOptimizers, each_of
-from intarsia.live.optimizer.stepped import members_of
+from intarsia.live.optimizer.stepped import named_members
 
 State = dict[str, Any]
 
@@ -222,7 +222,7 @@ def _groups(
             names.setdefault(id(span.held), []).append(span.name)
     hint = "make the optimizer from the parameters of the wrapped model, after wrapping it"
     found: dict[int, list[Any]] = {}
-    for held, _, number in members_of(optimizer, names, hint):
+    for held, _, number in named_members(optimizer, names, hint):
         found.setdefault(number, []).extend(model.params[name] for name in held)
     for number, group in enumerate(optimizer.param_groups):
         yield {**group, "params": found.get(number, [])}

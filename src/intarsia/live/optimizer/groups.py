@@ -14,14 +14,14 @@ import torch
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, UsageError
 from intarsia.family import Param, table_for
-from intarsia.format.naming.spelling import members_of
+from intarsia.format.naming.spelling import logical_members
 from intarsia.format.naming.wrappers import bare
 from intarsia.format.optimizer_state.parameter_groups import (
     MEMBERS,
     ParameterGroup,
     ParameterGroups,
     different_fields,
-    merged,
+    merged_groups,
     nested,
 )
 from intarsia.format.torch_file.plain import plain
@@ -45,7 +45,7 @@ class TensorSetting:
         return f"tensor({self.tensor.tolist()!r}, {self.tensor.dtype})"
 
 
-def settings_of(optimizer: NamedOptimizer) -> Iterator[tuple[str, Any]]:
+def settings_by_name(optimizer: NamedOptimizer) -> Iterator[tuple[str, Any]]:
     """Every setting of an optimizer's groups under its name in a checkpoint, with the names of their parameters."""
     names: dict[int, list[str]] = {}
     for each in optimizer.members:
@@ -94,7 +94,7 @@ def with_tensors(groups: ParameterGroups | None, manifest: Manifest) -> Paramete
     with Checkpoint(manifest) as checkpoint:
         for name in names:
             of, _, key = name.removeprefix(TORCH_GROUPS).rpartition(".")
-            members = members_of(of, table, manifest.logical) if flat else (of,)
+            members = logical_members(of, table, manifest.logical) if flat else (of,)
             if not places.keys() >= {*members}:
                 raise CoverageError(
                     f"`{name}` of {manifest.path} is a setting of an unknown group",
@@ -119,7 +119,7 @@ def agreed_groups(
         )
         for g in (groups.each if groups else ())
     ]
-    each = merged(stored_groups)
+    each = merged_groups(stored_groups)
     of: dict[str, list[int]] = {}
     for k, group in enumerate(each):
         for n in dict.fromkeys(group.members):

@@ -25,7 +25,7 @@ from intarsia.live.optimizer.classes import NUMBERS, check_kinds, is_torchs, kee
 from intarsia.live.optimizer.named import NamedOptimizer
 from intarsia.live.optimizer.several import check_shared, each_of, held_by
 from intarsia.live.optimizer.stepped import Stepped
-from intarsia.live.optimizer.values import has_axes, value_in
+from intarsia.live.optimizer.values import has_axes, state_value
 from intarsia.planning.manifest import Manifest
 from intarsia.state.names import MASTER, SHARED_STATE, StateName, kinds_by_parameter, of_kind
 
@@ -154,7 +154,7 @@ def state_to_fill(
         check_kinds(each.name, mine | in_entries, one, settings[each.group], manifest.path)
         state = out.fresh[each.param] = {}
         for kind in sorted(in_entries):
-            state[kind] = value_in(entries, str(spelled), kind, each.param.device)
+            state[kind] = state_value(entries, str(spelled), kind, each.param.device)
             part = row is not None and tuple(each.param.shape) != tuple(row.layout.shape)
             if (part or is_dtensor(each.param)) and has_axes(state[kind]):
                 raise _other_shape(kind, each.name, "sharded over ranks")

@@ -35,10 +35,10 @@ def stepped(model: Any, optimizer: Any) -> tuple[Stepped, ...]:
         for name, param in module.named_parameters(remove_duplicate=False):
             names.setdefault(id(param), prefix + clean(name))
     hint = "make the optimizer from the model's parameters, after a model on `meta` was loaded or given memory"
-    return tuple(Stepped(*each) for each in members_of(optimizer, names, hint))
+    return tuple(Stepped(*each) for each in named_members(optimizer, names, hint))
 
 
-def members_of(
+def named_members(
     optimizer: Any, names: Mapping[int, Names], hint: str
 ) -> Iterator[tuple[Names, Any, int]]:
     """Each parameter of an optimizer with its name, by its identity, and its group; raise where one has none."""

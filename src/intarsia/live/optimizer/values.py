@@ -67,7 +67,7 @@ def values_of(params: Iterable[tuple[str, Any]], state: Mapping[Any, Any]) -> di
     return found
 
 
-def value_in(entries: Mapping[str, bytes], param: str, kind: str, device: Any) -> Any:
+def state_value(entries: Mapping[str, bytes], param: str, kind: str, device: Any) -> Any:
     """A state that is kept as a value; tensors with axes go to their parameter's device."""
     name = StateName(kind, param).as_torch
     return _on(unpack(entries[name], f"`{name}`"), device)

@@ -30,7 +30,7 @@ def exchanged(x: Tensor, sent: Sequence[int], got: Sequence[int], group: Process
     return _Exchanged.apply(x, tuple(sent), tuple(got), group)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def unwrapped(x: DTensor) -> Tensor:
+def local_part(x: DTensor) -> Tensor:
     """This rank's part, as a tensor of its own; its gradient is cut as `x` is.
 
     `to_local` gives a view, and FSDP warns of views among the outputs of a module.

@@ -24,7 +24,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from intarsia.errors import UsageError
 from intarsia.live.parallel.collectives import exchanged, shared, summed
 from intarsia.live.parallel.roles import Roles
-from intarsia.live.parallel.tensor_parallel import EXPERTS, cut, seen_as, style_of
+from intarsia.live.parallel.tensor_parallel import EXPERTS, cut_parameter, seen_as, style_of
 
 DEALT = "grouped_gemm"
 """The style of a stacked parameter whose first axis counts experts."""
@@ -50,7 +50,7 @@ class Experts:
     axes: dict[str, int]
 
 
-def experts_of(model: nn.Module, roles: Roles, axis: int | None = None) -> list[Experts]:
+def expert_modules(model: nn.Module, roles: Roles, axis: int | None = None) -> list[Experts]:
     """The expert modules that the model's plans name, each checked against the mesh.
 
     `axis` is the one along which FSDP shall cut, None the usual.
@@ -91,7 +91,7 @@ def place(experts: Experts, roles: Roles, *, further: bool) -> None:
     for name in _own(experts):
         behind = [experts.tp.get(name, Replicate())] if roles.tp else []
         param = getattr(experts.module, name)
-        experts.module.register_parameter(name, cut(param, mesh, *ahead, *behind))
+        experts.module.register_parameter(name, cut_parameter(param, mesh, *ahead, *behind))
     if roles.ep:
         experts.module.num_experts //= roles.size(roles.ep)  # type: ignore[operator, assignment]
     experts.module.forward = _forward(experts, roles, copies)

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from intarsia.errors import UsageError
-from intarsia.live.parallel.collectives import shared, unwrapped
+from intarsia.live.parallel.collectives import local_part, shared
 
 Plan = Mapping[str, str]
 
@@ -119,12 +119,14 @@ def cut_layers(layers: list[PlannedModule], mesh: DeviceMesh) -> None:
             continue
         for name, param in list(layer.module.named_parameters(recurse=False)):
             if param not in made:  # tied weights stay tied
-                made[param] = cut(param, mesh, style.bias if name == "bias" else style.weight)
+                made[param] = cut_parameter(
+                    param, mesh, style.bias if name == "bias" else style.weight
+                )
             layer.module.register_parameter(name, made[param])
         layer.module.forward = _on_shards(layer.module.forward, style, mesh)
 
 
-def cut(param: nn.Parameter, mesh: DeviceMesh, *placements: Placement) -> nn.Parameter:
+def cut_parameter(param: nn.Parameter, mesh: DeviceMesh, *placements: Placement) -> nn.Parameter:
     """This rank's part of a parameter that it holds whole, on `meta` too."""
     part = distribute_tensor(param.detach(), mesh, placements, src_data_rank=None)
     return nn.Parameter(part, requires_grad=param.requires_grad)
@@ -145,7 +147,7 @@ def _on_shards(forward: Callable[..., Any], style: Style, mesh: DeviceMesh) -> C
     def on_shards(x: Tensor) -> Tensor:
         placed = DTensor.from_local(x, mesh, [style.given], run_check=False)
         y = forward(placed.redistribute(mesh, [style.wanted]))
-        return unwrapped(y.redistribute(mesh, [style.output]))
+        return local_part(y.redistribute(mesh, [style.output]))
 
     return on_shards
 
@@ -171,7 +173,7 @@ def _keep_whole(layer: PlannedModule, mesh: DeviceMesh) -> None:
 def _cut_own(module: nn.Module, mesh: DeviceMesh) -> None:
     forward = module.forward
     for name, param in list(module.named_parameters(recurse=False)):
-        module.register_parameter(name, cut(param, mesh, ROWS))
+        module.register_parameter(name, cut_parameter(param, mesh, ROWS))
 
     def on_own_heads(*args: Any, **kwargs: Any) -> Any:
         with seen_as(module, lambda p: p.to_local() if isinstance(p, DTensor) else p):

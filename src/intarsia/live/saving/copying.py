@@ -14,7 +14,7 @@ from weakref import ReferenceType, ref
 
 from intarsia.live.entries import pack, packed
 from intarsia.live.model.module_state import is_module
-from intarsia.live.model.names import config_of
+from intarsia.live.model.names import config_of_model
 from intarsia.live.optimizer.classes import UnwrappedOptimizer, opened
 from intarsia.live.optimizer.groups import settings_in
 from intarsia.live.report import Counts
@@ -87,7 +87,7 @@ def copy_of(
     return what
 
 
-def release() -> None:
+def release_copy() -> None:
     """Forget the last copy; its memory is free as soon as no save uses it."""
     global _kept
     _kept = Kept()
@@ -100,7 +100,7 @@ def _keep(what: Snapshot, model: Any, look: Look | None) -> None:
 
 def _forget(model: ReferenceType[Any]) -> None:
     if _kept.model is model:
-        release()
+        release_copy()
 
 
 def _copied(memory: Memory) -> Memory:
@@ -170,6 +170,6 @@ def _with_new_values(
         cut=lambda _: what.parts,
         entries=entries,
         extra=packed(extra),
-        config=config or config_of(model),
+        config=config or config_of_model(model),
         counts=replace(counts, state_tensors=what.counts.state_tensors),
     )

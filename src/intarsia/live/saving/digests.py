@@ -15,7 +15,7 @@ from intarsia.mesh import Box, Shape
 from intarsia.planning.copy import layout_of_box
 from intarsia.planning.manifest import Logical, Stored
 from intarsia.run.room import Bytes
-from intarsia.run.sums.hashing import Sum, merged, sum_buffer
+from intarsia.run.sums.hashing import Sum, merged_sums, sum_buffer
 
 Sums = Mapping[str, Sum]
 
@@ -50,10 +50,10 @@ class SaveDigests:
         for layout in self.layouts[name]:
             sizes = {n: self.logical[n].size for n in layout.tensors}
             found.append(sum_buffer(layout_of_box(layout, box), data, dtype.itemsize, sizes))
-        return merged(sums for sums, _ in found), found[0][1]
+        return merged_sums(sums for sums, _ in found), found[0][1]
 
     def attested(self, sums: Iterable[Sums]) -> Attested:
         """The digests of everything, from what all ranks summed."""
-        total = merged(sums)
+        total = merged_sums(sums)
         found = {n: digest_of(x, total.get(n, Sum())) for n, x in self.logical.items()}
         return Attested(Digests(QUICK, found))

@@ -17,7 +17,7 @@ from intarsia.format.base import Slot
 from intarsia.live.saving.parts import HeldBox, HeldPart
 from intarsia.live.saving.replicas import Holders, is_unproven
 from intarsia.mesh import Box, Shape
-from intarsia.run.ranks.apart import message_of, value_in
+from intarsia.run.ranks.apart import message_of, value_of_message
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def heard(said: Sequence[Statement], digests: Sequence[bytes]) -> list[Heard]:
     slices: dict[bytes, list[bytes]] = {}
     for each, digest in zip(said, digests, strict=True):
         slices.setdefault(digest, []).append(each.common)
-    common = {digest: value_in(b"".join(parts)) for digest, parts in slices.items()}
+    common = {digest: value_of_message(b"".join(parts)) for digest, parts in slices.items()}
     known: dict[tuple[Shape, Shape], Box] = {}
     found = []
     for each, digest in zip(said, digests, strict=True):

@@ -12,7 +12,7 @@ from intarsia.format.registry import live_format
 from intarsia.live.entries import extra_entries, shared_entries
 from intarsia.live.optimizer.agreement import agreed_entries
 from intarsia.live.saving.exchange import Heard, RankTask, tasks_of
-from intarsia.live.saving.replicas import holders_of, kind_of, ranks_of
+from intarsia.live.saving.replicas import dtype_and_shape, holders_of, ranks_of
 from intarsia.mesh import Shape
 
 
@@ -40,7 +40,7 @@ class SavePlan:
         names = [[box.name for box in each.boxes] for each in held]
         entries = shared_entries(agreed_entries([each.entries for each in held], names))
         entries |= extra_entries([each.extra for each in held])
-        rows = [(name, *kind_of(boxes), ranks_of(boxes)) for name, boxes in holders.items()]
+        rows = [(name, *dtype_and_shape(boxes), ranks_of(boxes)) for name, boxes in holders.items()]
         arrangement = live_format().lay_out(rows, entries, len(held))
         files = [live_format().file_of(rank) for rank in range(len(held))]
         sizes = [arrangement.files.get(file, 0) for file in files]

@@ -55,7 +55,7 @@ def holders_of(boxes_by_rank: Sequence[Sequence[HeldBox]]) -> Holders:
     return found
 
 
-def kind_of(boxes: Mapping[Box, Sequence[tuple[int, HeldBox]]]) -> tuple[DType, Shape]:
+def dtype_and_shape(boxes: Mapping[Box, Sequence[tuple[int, HeldBox]]]) -> tuple[DType, Shape]:
     (_, first), *_ = next(iter(boxes.values()))
     return first.dtype, first.shape
 

@@ -16,10 +16,10 @@ from intarsia.live.megatron.model import is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import hub_config
 from intarsia.live.model.contents import ModelContents
 from intarsia.live.model.holding import memories_of
-from intarsia.live.model.names import config_of, model_in
+from intarsia.live.model.names import config_of_model, model_in
 from intarsia.live.optimizer.agreement import WITHOUT
 from intarsia.live.optimizer.classes import CLASS, classes_of
-from intarsia.live.optimizer.groups import settings_of
+from intarsia.live.optimizer.groups import settings_by_name
 from intarsia.live.optimizer.named import NamedOptimizer
 from intarsia.live.optimizer.state_to_save import never_stepped, states, values
 from intarsia.live.report import Counts
@@ -56,7 +56,7 @@ def snapshot(
     given = packed(extra)
     if is_megatron(model):
         refuse_optimizer(optimizer)
-        boxes = enumerate(megatron_rows.parts_of(model, config))
+        boxes = enumerate(megatron_rows.parts_of_megatron(model, config))
         parts = {f"{k} {p.name}{p.box}": p for k, p in boxes}
         memory_here = {key: p.memory for key, p in parts.items()}
         return Snapshot(
@@ -88,7 +88,7 @@ def snapshot(
         entries[CLASS] = pack(classes_of(own.held), CLASS)
         entries[WITHOUT] = pack(never_stepped(own), WITHOUT)
         tensors.update(states(own))
-        for name, value in settings_of(own):
+        for name, value in settings_by_name(own):
             if hasattr(value, "dtype"):
                 tensors[name] = value
             else:
@@ -97,7 +97,7 @@ def snapshot(
         counts = Counts.of(counts.tensors, held, own.settings.param_groups)
     seen = {name: SeenTensor.of(tensor, name) for name, tensor in tensors.items()}
     cut = partial(parts_of, seen)
-    lent = config or config_of(model_in(model))
+    lent = config or config_of_model(model_in(model))
     identities = tuple(map(id, tensors.values()))
     memory = memories_of(tensors)
     if empty := [name for name, x in memory.items() if x.is_meta and x.numel()]:

@@ -33,7 +33,7 @@ from intarsia.run.progress import Progress
 from intarsia.run.ranks.crew import Crew, check_alike
 from intarsia.run.sharing import share_out
 from intarsia.run.sums.checksum import crc32
-from intarsia.run.sums.hashing import merged
+from intarsia.run.sums.hashing import merged_sums
 from intarsia.store.address import named
 from intarsia.store.reading.lookup import real
 from intarsia.store.writing.staging import Staging
@@ -149,7 +149,7 @@ class _Writer:
         )
         both = zip(what.parts, done, strict=True)
         crcs = {(part.name, part.box): crc for part, (crc, _) in both if crc is not None}
-        return crcs, merged(sums for _, sums in done)
+        return crcs, merged_sums(sums for _, sums in done)
 
     def _write(self, todo: tuple[HeldPart, Slot | None, bool]) -> tuple[int | None, Sums]:
         part, slot, unproven = todo

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from intarsia.errors import LayoutError, UsageError
-from intarsia.live.model.own_tensors import joined
+from intarsia.live.model.own_tensors import full_name
 
 COLUMN, ROW = "column", "row"
 
@@ -184,7 +184,7 @@ def _blocks_by_name(module: nn.Module, given: Mapping[str, int]) -> dict[str, in
         for child, blocks in (("layernorm_qkv", 3), ("qkv", 3), ("key_value", 2)):
             held = getattr(owner, child, None)
             if held is not None and getattr(held, "weight_names", None) == ["weight"]:
-                path = joined(name, child)
+                path = full_name(name, child)
                 if blocks == 3 and getattr(held, "parallel_mode", None):
                     _check_equal_heads(path, owner)
                 found[path] = blocks

@@ -11,10 +11,10 @@ from intarsia.mesh import Box
 from intarsia.planning.window import flat_start
 from intarsia.run.execute import Ranges
 from intarsia.run.losses import Losses
-from intarsia.run.sums.hashing import merged
+from intarsia.run.sums.hashing import merged_sums
 from intarsia.run.windows.slots import Slots
 from intarsia.run.windows.tally import Sums
-from intarsia.run.windows.written import SlotPart, Written, unfinished
+from intarsia.run.windows.written import SlotPart, Written, unfinished_parts
 
 
 @frozen_open
@@ -33,7 +33,7 @@ class Done:
 
     @property
     def sums(self) -> Sums:
-        return merged(record.sums for record in self.records)
+        return merged_sums(record.sums for record in self.records)
 
     @property
     def ranges(self) -> Ranges:
@@ -49,7 +49,7 @@ class Done:
     def unfinished(self, arrangement: Arrangement) -> list[SlotPart]:
         """Parts of slots whose wrapping needs the checksums of all of them."""
         slots = Slots(arrangement.columns)
-        return [part for record in self.records for part in unfinished(record, slots)]
+        return [part for record in self.records for part in unfinished_parts(record, slots)]
 
 
 NOTHING = Done()

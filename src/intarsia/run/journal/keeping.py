@@ -31,10 +31,10 @@ from intarsia.run.journal.records import line_of, read_lines, to_line, written_i
 from intarsia.run.sharing import share_out
 from intarsia.run.sums.checksum import crc32
 from intarsia.run.windows.slots import Slots
-from intarsia.run.windows.written import SlotPart, Written, has_crcs, parts_of
+from intarsia.run.windows.written import SlotPart, Written, has_crcs, parts_of_slots
 from intarsia.store.log import Log, log_of
 from intarsia.store.reading.folder import Folder
-from intarsia.store.reading.lookup import exists, listed
+from intarsia.store.reading.lookup import exists, names_like
 from intarsia.store.system_errors import errors_naming
 from intarsia.store.writing.staging import HEAD, Staging
 
@@ -106,7 +106,7 @@ class Journal:
         with errors_naming(self.folder, lasting=bool(done.records)):
             store = self.staging.store
             store.put(self.folder / JOB, b"".join(lines), lasting=bool(done.records))
-            for path in listed(self.folder):
+            for path in names_like(self.folder):
                 if path.name != JOB:
                     store.remove(path)
 
@@ -115,7 +115,7 @@ class Journal:
         lines = (line for line in read_lines(self.folder / JOB) if "facts" not in line)
         sure, _ = self._believed(lines)
         maybe: list[Written] = []
-        files = listed(self.folder, f"{found.generation}-*")
+        files = names_like(self.folder, f"{found.generation}-*")
         for _, log in groupby(files, lambda path: log_of(path.name)):
             records, marked = self._believed(chain.from_iterable(map(read_lines, log)))
             sure += records[:marked]
@@ -145,7 +145,7 @@ class Journal:
             def holds(record: Written) -> bool:
                 return has_crcs(record, slots) and all(
                     slot.file in there and _holds(part, slot, folder)
-                    for part in parts_of(record, slots)
+                    for part in parts_of_slots(record, slots)
                     for slot in [slots[part.target][part.slot]]
                 )
 

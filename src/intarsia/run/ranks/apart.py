@@ -25,7 +25,7 @@ class Apart:
         if not any(counts):
             return [None] * self._size
         both = zip(self._gathered(_room(data, max(counts))), counts, strict=True)
-        return [value_in(_bytes(x[:n])) if n else None for x, n in both]
+        return [value_of_message(_bytes(x[:n])) if n else None for x, n in both]
 
     def gather(self, value: Any, rank: int) -> list[Any]:
         """What every rank brought, on the first rank; nothing on the others."""
@@ -38,7 +38,7 @@ class Apart:
         options.rootRank = 0
         found = [[torch.empty_like(room) for _ in range(self._size)]] if rank == 0 else []
         self._backend.gather(found, [room], options).wait()
-        return [value_in(_bytes(x)) for x in (found[0] if found else ())]
+        return [value_of_message(_bytes(x)) for x in (found[0] if found else ())]
 
     def scatter(self, values: Sequence[Any], rank: int) -> Any:
         """What the first rank has for this one."""
@@ -50,7 +50,7 @@ class Apart:
         options.rootRank = 0
         rooms = [[_room(row, most) for row in rows]] if rank == 0 else []
         self._backend.scatter([mine], rooms, options).wait()
-        return value_in(_bytes(mine))
+        return value_of_message(_bytes(mine))
 
     def broadcast(self, value: Any, rank: int) -> Any:
         """What the first rank says to all."""
@@ -61,7 +61,7 @@ class Apart:
         options = BroadcastOptions()
         options.rootRank = 0
         self._backend.broadcast([room], options).wait()
-        return value_in(_bytes(room))
+        return value_of_message(_bytes(room))
 
     def _counts(self, mine: int) -> list[int]:
         import torch
@@ -85,7 +85,7 @@ def message_of(value: Any) -> bytes:
     return pickle.dumps(value)
 
 
-def value_in(message: bytes) -> Any:
+def value_of_message(message: bytes) -> Any:
     """The value that another rank of the job sent; what follows it is not read."""
     return pickle.loads(message)
 

@@ -20,7 +20,7 @@ from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 
 from intarsia.errors import IntarsiaError
-from intarsia.run.ranks.apart import message_of, value_in
+from intarsia.run.ranks.apart import message_of, value_of_message
 from intarsia.run.ranks.waiting import Waiting, in_words, wait_seconds
 
 _JOB = (
@@ -64,11 +64,13 @@ class OneMachine:
 
     def scatter(self, values: Sequence[Any], rank: int) -> Any:
         """What the first rank has for this one."""
-        return value_in(self._exchange(None, lambda _: [message_of(value) for value in values]))
+        return value_of_message(
+            self._exchange(None, lambda _: [message_of(value) for value in values])
+        )
 
     def broadcast(self, value: Any, rank: int) -> Any:
         """What the first rank says to all."""
-        return value_in(self._exchange(None, lambda _: [message_of(value)] * self._size))
+        return value_of_message(self._exchange(None, lambda _: [message_of(value)] * self._size))
 
     def close(self) -> None:
         """Leave; whoever waits for this rank hears of it."""
@@ -108,7 +110,7 @@ class OneMachine:
         return [bytes(coming[rank][_LENGTH.size :]) for rank in sorted(coming)]
 
 
-def meet(waiting: Waiting, number: int, patience_seconds: float) -> OneMachine:
+def meet_ranks(waiting: Waiting, number: int, patience_seconds: float) -> OneMachine:
     """The ranks of this job, once all of them have made the call of this number."""
     name = _name(number)
     links = _others(name, waiting) if waiting.rank == 0 else {0: _first(name, waiting)}
@@ -215,7 +217,7 @@ def _is_mine(link: socket.socket) -> bool:
 
 
 def _values(message: bytes) -> list[Any]:
-    return [value_in(row) if row else None for row in value_in(message)]
+    return [value_of_message(row) if row else None for row in value_of_message(message)]
 
 
 def _send(link: socket.socket, message: bytes) -> None:

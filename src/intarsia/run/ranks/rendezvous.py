@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from intarsia.errors import IntarsiaError
-from intarsia.run.ranks.one_machine import OneMachine, meet
+from intarsia.run.ranks.one_machine import OneMachine, meet_ranks
 from intarsia.run.ranks.waiting import Waiting, in_words, wait_seconds
 
 PATIENCE = timedelta(hours=12)
@@ -20,7 +20,7 @@ _calls: list[Any] = []
 
 def ranks_of_machine(rank: int, size: int) -> OneMachine:
     """The ranks that `torchrun` started, all of them on this machine."""
-    found = meet(Waiting(rank, size), len(_calls), PATIENCE.total_seconds())
+    found = meet_ranks(Waiting(rank, size), len(_calls), PATIENCE.total_seconds())
     _calls.append(None)
     return found
 

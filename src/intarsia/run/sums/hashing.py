@@ -27,7 +27,7 @@ from intarsia.kernel.summing import sum_memory
 from intarsia.layout import Layout, Piece
 from intarsia.planning.coalesce import Ints, SourceRuns, runs_of
 from intarsia.run.sums.checksum import crc32, fold, full, remainder, shift
-from intarsia.run.sums.pages import PAGE, PAGE_BYTES, Words, keys_of, sum_rows
+from intarsia.run.sums.pages import PAGE, PAGE_BYTES, Words, keys_of_pages, sum_rows
 
 Bytes = NDArray[np.uint8]
 Reader = Callable[[int, int], Bytes]
@@ -63,7 +63,7 @@ class Sum:
         )
 
 
-def merged(parts: Iterable[Mapping[K, Sum]]) -> dict[K, Sum]:
+def merged_sums(parts: Iterable[Mapping[K, Sum]]) -> dict[K, Sum]:
     """The sums that several hands took of the same things, each added up."""
     total: dict[K, Sum] = {}
     for part in parts:
@@ -93,7 +93,7 @@ def sum_layout(
     >>> one + two == sum_run(whole, 0, 12)
     True
     """
-    return merged(
+    return merged_sums(
         {p.tensor: _sum_piece(p, buffer, itemsize, sizes[p.tensor], stretch_bytes)}
         for p in layout.pieces
     )
@@ -139,7 +139,7 @@ def sum_buffer(
         {p.tensor: run.within(sizes[p.tensor] * itemsize)}
         for p, run in zip(pieces, runs, strict=True)
     )
-    return merged(found), full(crc, len(buffer))
+    return merged_sums(found), full(crc, len(buffer))
 
 
 def sum_run(
@@ -209,7 +209,7 @@ def _scan(buffer: Bytes | Reader, length_bytes: int, start_bytes: int, stretch_b
         data = read(length_bytes - rest, length_bytes)
         crc = remainder(data, crc)
         sums[-1] = np.add.reduce(_words(data, 0))
-    pages = int(np.einsum("i,i->", sums, keys_of(np.arange(first, first + len(sums)))))
+    pages = int(np.einsum("i,i->", sums, keys_of_pages(np.arange(first, first + len(sums)))))
     return _Scan(pages, crc, end_bytes, length_bytes)
 
 

@@ -34,11 +34,11 @@ def sum_rows(words: Words, widths: Ints, first: Ints) -> Words:
     row = np.repeat(np.arange(len(met)), met)
     pages = page[row] + np.arange(len(row)) - before[row]
     begins = (np.cumsum(widths) - widths)[row] + np.maximum(pages * PAGE - first[row], 0)
-    found: Words = np.add.reduceat(np.add.reduceat(words, begins) * keys_of(pages), before)
+    found: Words = np.add.reduceat(np.add.reduceat(words, begins) * keys_of_pages(pages), before)
     return found
 
 
-def keys_of(pages: Ints) -> Words:
+def keys_of_pages(pages: Ints) -> Words:
     """The keys of pages, in any order."""
     if len(pages) and int(pages.max()) < FIRST_PAGES:
         return _first_keys()[pages]

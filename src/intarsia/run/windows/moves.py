@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.errors import CoverageError
-from intarsia.format.arrangement import SlotColumns, Wrapping, joined
+from intarsia.format.arrangement import SlotColumns, Wrapping, joined_places
 from intarsia.kernel.moving import Moved
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Target
@@ -135,7 +135,7 @@ def _group(windows: Sequence[Movable], read: _Numbered, written: _Numbered) -> _
     def numbers(rows: Iterable[Sequence[int]]) -> Numbers:
         return np.array([*rows], np.uint64)
 
-    places = joined([x.slots for x in windows])
+    places = joined_places([x.slots for x in windows])
     boxes = [each.number for each in windows[0].plan.cut.boxes]
     files, starts, gaps = (x.reshape(len(windows), -1)[:, boxes] for x in places[1:])
     used, which = np.unique(files, return_inverse=True)

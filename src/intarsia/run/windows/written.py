@@ -51,7 +51,7 @@ def has_crcs(written: Written, slots: Slots) -> bool:
     )
 
 
-def parts_of(written: Written, slots: Slots) -> Iterator[SlotPart]:
+def parts_of_slots(written: Written, slots: Slots) -> Iterator[SlotPart]:
     """The parts of slots that a step wrote."""
     for (target, window), crcs in zip(written.windows, written.crcs, strict=True):
         size = target.dtype.itemsize
@@ -61,12 +61,12 @@ def parts_of(written: Written, slots: Slots) -> Iterator[SlotPart]:
             )
 
 
-def unfinished(written: Written, slots: Slots) -> list[SlotPart]:
+def unfinished_parts(written: Written, slots: Slots) -> list[SlotPart]:
     """The parts that are not all of a slot whose wrapping needs the checksums of all of it."""
     if all(slots.pattern(t.name).cut(window).finishes for t, window in written.windows):
         return []
     return [
         part
-        for part in parts_of(written, slots)
+        for part in parts_of_slots(written, slots)
         if not part.whole and slots[part.target][part.slot].wrapping is not None
     ]

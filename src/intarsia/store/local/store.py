@@ -11,7 +11,7 @@ from intarsia.store.base import DirectoryEntry, Store
 from intarsia.store.local.paths import entry_at
 from intarsia.store.local.reader import LocalReader
 from intarsia.store.local.swap import remove, sync_path
-from intarsia.store.reading.lookup import listed
+from intarsia.store.reading.lookup import names_like
 
 if TYPE_CHECKING:
     from intarsia.store.local.transaction import LocalTransaction
@@ -78,7 +78,7 @@ class LocalLog:
 
     def sync(self) -> None:
         """Make it last, and what lies beside it."""
-        for path in listed(self._folder):
+        for path in names_like(self._folder):
             sync_path(path)
         sync_path(self._folder)
 

@@ -90,7 +90,7 @@ def size_of(path: PurePath) -> int:
     return stamp_of(path).size_bytes
 
 
-def listed(folder: P, pattern: str = "*") -> list[P]:
+def names_like(folder: P, pattern: str = "*") -> list[P]:
     """What lies in a folder under names of a pattern, in their order; nothing where there is no folder."""
     try:
         names = store_of(folder).names(folder)
@@ -103,7 +103,7 @@ def listed(folder: P, pattern: str = "*") -> list[P]:
 
 def everything_in(folder: P) -> Iterator[P]:
     """Whatever lies below a folder; links are not followed."""
-    for path in listed(folder):
+    for path in names_like(folder):
         yield path
         found = itself(path)
         if found is not None and found.kind == "folder":

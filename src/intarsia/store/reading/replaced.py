@@ -9,7 +9,7 @@ from pathlib import PurePath
 from intarsia.errors import ChangedError, IntarsiaError, UnansweredError
 from intarsia.frozen import frozen_open
 from intarsia.store.address import named
-from intarsia.store.reading.lookup import is_folder, listed, number_of, stamp_of
+from intarsia.store.reading.lookup import is_folder, names_like, number_of, stamp_of
 from intarsia.store.stamp import Stamp, changed
 
 
@@ -60,5 +60,5 @@ def unreplaced(*paths: PurePath) -> Iterator[Callable[[], None]]:
 
 def _folders_in(path: PurePath) -> list[PurePath]:
     """The folders that a run's checkpoints may be; hidden ones come and go."""
-    below = listed(path) if is_folder(path) else []
+    below = names_like(path) if is_folder(path) else []
     return [each for each in below if not each.name.startswith(".") and is_folder(each)]

@@ -7,7 +7,14 @@ from pathlib import PurePath
 
 from intarsia.errors import UsageError, few
 from intarsia.frozen import frozen_open
-from intarsia.store.reading.lookup import everything_in, exists, is_folder, is_link, itself, listed
+from intarsia.store.reading.lookup import (
+    everything_in,
+    exists,
+    is_folder,
+    is_link,
+    itself,
+    names_like,
+)
 from intarsia.store.system_errors import absent
 
 
@@ -55,7 +62,7 @@ def refuse_existing(
 
     `resume`: it was to be continued, and nothing is there to continue.  `option` replaces it.
     """
-    if not exists(destination) or (is_folder(destination) and not listed(destination)):
+    if not exists(destination) or (is_folder(destination) and not names_like(destination)):
         return
     if resume:
         raise UsageError(

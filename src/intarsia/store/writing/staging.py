@@ -21,7 +21,7 @@ from intarsia.store.reading.lookup import (
     exists,
     given,
     is_folder,
-    listed,
+    names_like,
 )
 from intarsia.store.registry import store_of
 from intarsia.store.system_errors import errors_naming
@@ -111,7 +111,7 @@ class Staging:
         if not exists(self.destination):
             return
         self.transaction.check_replaceable()
-        if not is_folder(self.destination) or listed(self.destination):
+        if not is_folder(self.destination) or names_like(self.destination):
             self.old = OldContents.of(self.destination)
             self.judge(self.destination, self.old)
             files = [self.destination / name for name in self.old.files]
@@ -297,7 +297,7 @@ class Staging:
         try:
             with errors_naming(self.folder):
                 self.transaction.clear_up(self.old if self._is_in_place() else None)
-            for path in listed(self.journal):
+            for path in names_like(self.journal):
                 if path.name != HEAD:
                     with errors_naming(path):
                         self.store.remove(path)

@@ -9,7 +9,7 @@ import pytest
 from intarsia.dtypes import BY_TORCH
 from intarsia.errors import FamilyError
 from intarsia.format.dcp.metadata import Metadata, TensorRecord
-from intarsia.format.megatron.configuration.argument_facts import facts_of
+from intarsia.format.megatron.configuration.argument_facts import model_facts
 from intarsia.format.megatron.configuration.arguments_to_config import config_from_arguments
 from intarsia.format.megatron.configuration.config_to_arguments import arguments_of_config
 from intarsia.format.megatron.configuration.contradictions import check_arguments, disagreements
@@ -270,7 +270,7 @@ def test_bridges_spellings_are_the_same_facts() -> None:
     bridge = {"num_moe_experts": 3, "gated_linear_unit": True, "num_layers": 3,
               "activation_func": "torch.nn.functional.silu", "layernorm_epsilon": 1e-6,
               "window_size": [15, 0], "window_attn_skip_freq": 2}  # fmt: skip
-    found = facts_of(bridge)
+    found = model_facts(bridge)
     assert (found["num_experts"], found["activation"], found["norm_epsilon"]) == (3, "swiglu", 1e-6)
     assert found["window"] == (15, 0, (True, False, True))
 
@@ -282,7 +282,7 @@ def test_bridges_spellings_are_the_same_facts() -> None:
     {"multi_latent_attention": True, "rope_scaling": True},
 ], ids=str)  # fmt: skip
 def test_arguments_that_say_nothing_of_a_model_are_no_facts(args: dict[str, Any]) -> None:
-    found = facts_of(args)
+    found = model_facts(args)
     assert not {"softmax_scale", "rope_scaling"} & found.keys()
     assert found.get("no_rope_layers", ()) == ()
     assert found.get("window", ()) in ((), (3, 0, ()))

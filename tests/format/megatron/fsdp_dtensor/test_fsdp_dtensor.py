@@ -15,7 +15,7 @@ import intarsia
 from intarsia.family import table_for
 from intarsia.format import registry as formats
 from intarsia.format.dcp.metadata import Metadata, read_metadata
-from intarsia.format.megatron.fsdp_dtensor.entries import common_of, values_of
+from intarsia.format.megatron.fsdp_dtensor.entries import common_of, plain_entries
 from tests.checkpoints import (
     assert_same,
     bits,
@@ -295,7 +295,7 @@ def test_entries_travel_and_keep_their_meaning(tmp_path: Path) -> None:
     assert {n: d for n, d in held[0].items() if n != "args"} == {
         n: d for n, d in held[1].items() if n != "args"
     }
-    values = values_of({n: d for n, d in held[1].items() if n != "args"})
+    values = plain_entries({n: d for n, d in held[1].items() if n != "args"})
     assert values["iteration"] == 10
     where = "optimizer.param_to_group_meta.module.module.module.embedding.word_embeddings.weight"
     assert values[f"{where}.betas"] == (0.9, 0.999)

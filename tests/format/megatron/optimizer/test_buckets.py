@@ -13,7 +13,7 @@ from intarsia.dtypes import DType, dtype_named
 from intarsia.errors import FormatError
 from intarsia.family import Param, Table, table_for
 from intarsia.format.dcp.metadata import TensorRecord
-from intarsia.format.megatron.keys import Key, experts_of, half_of
+from intarsia.format.megatron.keys import Key, experts_of_row, half_of
 from intarsia.format.megatron.optimizer.buckets import read_buckets
 from intarsia.format.megatron.optimizer.buffers import is_bucket
 from intarsia.format.registry import FORMATS
@@ -68,7 +68,7 @@ class Source:
         self.stored: dict[str, Stored] = {}
         for row in table.dialects[dialect].values():
             key = Key.parse(row.name)
-            each = list(enumerate(experts_of(row))) or [(None, row)]
+            each = list(enumerate(experts_of_row(row))) or [(None, row)]
             for expert, one in each:
                 name = str(replace(key, expert=expert))
                 cuts = etp if one.rule.is_expert else tp

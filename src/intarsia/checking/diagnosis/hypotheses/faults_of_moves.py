@@ -8,8 +8,8 @@ from dataclasses import replace
 from intarsia.checking.diagnosis.finding import Finding
 from intarsia.checking.diagnosis.hypotheses.moves import Move
 from intarsia.checking.diagnosis.hypothesis import Score
-from intarsia.checking.diagnosis.names import listed, where
-from intarsia.checking.diagnosis.rearranged.matching import blocks_of
+from intarsia.checking.diagnosis.names import as_ranges, where
+from intarsia.checking.diagnosis.rearranged.matching import fewest_blocks
 from intarsia.checking.fault import Fault
 from intarsia.checking.naming import expert_of, layer_of, without_expert, without_layer
 from intarsia.state.names import kind_of
@@ -156,9 +156,9 @@ def _experts(group: list[Move], names: list[str], equal: Collection[str]) -> tup
         return MOVED, f"experts hold others in {side} {how}"
     if len({*first.values()}) == 1 and alike:
         source = next(iter(first.values()))
-        text = f"expert {source} copied over {listed(first)} of {side}, {layers}"
+        text = f"expert {source} copied over {as_ranges(first)} of {side}, {layers}"
         return "experts-duplicated", text
-    blocks = blocks_of(whole)
+    blocks = fewest_blocks(whole)
     if alike and blocks and len({*blocks}) == 1:
         size = count // len(blocks)
         lo = blocks[0] * size

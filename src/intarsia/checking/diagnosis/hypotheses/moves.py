@@ -11,7 +11,7 @@ from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypotheses.values import changed_after
 from intarsia.checking.diagnosis.hypothesis import Hypothesis, Score
 from intarsia.checking.diagnosis.rearranged.keys import FEWEST_SIGNS, negative
-from intarsia.checking.naming import numbers_in, pattern, place_of
+from intarsia.checking.naming import numbers_of_name, pattern, place_of
 from intarsia.checking.pair.pairs import Pair
 from intarsia.checkpoint import Checkpoint
 from intarsia.frozen import frozen_open
@@ -168,6 +168,6 @@ def _fingerprint(side: Checkpoint, x: Logical, loose: bool) -> Fingerprint | Non
 def _distance(name: str, other: str) -> tuple[bool, bool, int]:
     """Names of one pattern are near, then those of one kind of state, then numbers close by."""
     far = pattern(name) != pattern(other)
-    mine, theirs = numbers_in(name), numbers_in(other)
+    mine, theirs = numbers_of_name(name), numbers_of_name(other)
     gap = sum(abs(x - y) for x, y in zip(mine, theirs, strict=False))
     return far, kind_of(name) != kind_of(other), gap

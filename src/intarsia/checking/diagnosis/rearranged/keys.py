@@ -29,7 +29,7 @@ AHEAD = 8
 Ints = NDArray[np.int64]
 
 
-def keys_of(e: Evidence, axis: int) -> tuple[list[bytes], list[bytes]]:
+def keys_of_slices(e: Evidence, axis: int) -> tuple[list[bytes], list[bytes]]:
     """The first few elements of every slice on an axis, of A and of B, as bytes."""
     left, right = (_front(e, side, axis, KEY_ELEMENTS) for side in (e.a, e.b))
     count = max(followers(left), followers(right))

@@ -14,7 +14,7 @@ from intarsia.checking.diagnosis.rearranged.keys import (
     MOST_ROWS,
     Ints,
     found_again,
-    keys_of,
+    keys_of_slices,
     mended,
     sign_keys_of,
 )
@@ -25,7 +25,7 @@ from intarsia.checking.diagnosis.rearranged.order import (
     along,
     numbers,
     of_runs,
-    rows,
+    unmoved,
 )
 from intarsia.layout import Layout
 
@@ -43,7 +43,7 @@ def row_hypotheses(e: Evidence, related: RelatedTensors) -> Iterator[Hypothesis]
             continue
         order = np.full(n, -1, np.int64)
         if alike:
-            order = mended(found_again(*keys_of(e, axis)))
+            order = mended(found_again(*keys_of_slices(e, axis)))
         if 2 * np.count_nonzero(order >= 0) < n:
             left, right = sign_keys_of(e, e.a, axis), sign_keys_of(e, e.b, axis)
             if left and right:
@@ -71,7 +71,7 @@ def _named(e: Evidence, related: RelatedTensors, axis: int, order: Ints) -> Iter
         turned = np.roll(np.arange(len(order)), turn)
         yield Hypothesis("shifted", text, along(e.whole, axis, of_runs(turned)), ("turn", turn))
         return
-    blocks = blocks_of(order)
+    blocks = fewest_blocks(order)
     if blocks is None or len(blocks) == len(order):
         if most:
             yield _any_order(e, axis, order, noun)
@@ -123,14 +123,14 @@ def _duplicated(axis: int, size: int, blocks: Sequence[int], layout: Layout) -> 
     return Hypothesis("rank-duplicated", text, layout, (count, tuple(blocks)))
 
 
-def blocks_of(order: Sequence[int] | Ints) -> list[int] | None:
+def fewest_blocks(order: Sequence[int] | Ints) -> list[int] | None:
     """The fewest blocks, cut as `torch.chunk` cuts, that an order moves as wholes: their order.
 
     Rows that were not found (-1) may be any: a block of them is the one that is left over.
 
-    >>> blocks_of([4, 5, 2, 3, 0, 1])
+    >>> fewest_blocks([4, 5, 2, 3, 0, 1])
     [2, 1, 0]
-    >>> blocks_of([4, 5, -1, -1, 0, 1])
+    >>> fewest_blocks([4, 5, -1, -1, 0, 1])
     [2, 1, 0]
     """
     numbered = np.asarray(order)
@@ -215,7 +215,7 @@ def strided(blocks: Sequence[int]) -> tuple[int, int] | None:
     n = len(blocks)
     for tp in range(2, n // 2 + 1):
         if n % tp == 0:
-            plain = rows(n).reshape(tp, n // tp).permute(1, 0)
+            plain = unmoved(n).reshape(tp, n // tp).permute(1, 0)
             if numbers(plain).tolist() == list(blocks):
                 return n // tp, tp
     return None

@@ -8,7 +8,7 @@ from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypotheses.groups import FusedParts
 from intarsia.checking.diagnosis.hypothesis import Hypothesis
 from intarsia.checking.diagnosis.rearranged.keys import KEY_ELEMENTS, MOST_ROWS, followers, row_keys
-from intarsia.checking.diagnosis.rearranged.order import along, compose, rows
+from intarsia.checking.diagnosis.rearranged.order import along, compose, unmoved
 from intarsia.layout import Layout, concat, padding
 from intarsia.mesh import Box
 from intarsia.planning.window import flat_start
@@ -37,7 +37,7 @@ def split_hypotheses(e: Evidence, group: FusedParts, mine: Layout) -> Iterator[H
     for gap in sorted(gaps, key=abs):
         if gap and abs(gap) < min(group.sizes):
             at = gap % total
-            turned = concat([rows(total).narrow(0, at, total), rows(total).narrow(0, 0, at)])
+            turned = concat([unmoved(total).narrow(0, at, total), unmoved(total).narrow(0, 0, at)])
             how_far = f"{abs(gap)} row{'s' if abs(gap) > 1 else ''}"
             when = "late" if gap > 0 else "early"
             text = f"{group.name} are cut out of the fused tensor {how_far} too {when} in {e.right}"

@@ -29,7 +29,7 @@ from intarsia.checking.diagnosis.rearranged.order import (
     both_ways,
     numbers,
     of_runs,
-    rows,
+    unmoved,
 )
 from intarsia.layout import concat, split
 from intarsia.mesh import Box
@@ -91,7 +91,7 @@ def _put_down(group: FusedParts) -> Iterator[Order]:
     count, most = len(group.parts), gcd(*group.sizes)
     if count > MOST_PARTS:
         return
-    parts = split(rows(sum(group.sizes)), group.sizes)
+    parts = split(unmoved(sum(group.sizes)), group.sizes)
     plain = tuple(range(count))
     for n in range(1, min(most, MOST_RANKS) + 1):
         if most % n:

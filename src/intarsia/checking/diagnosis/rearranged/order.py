@@ -34,7 +34,7 @@ class Order:
     key: tuple[object, ...]
 
 
-def rows(n: int) -> Layout:
+def unmoved(n: int) -> Layout:
     """The order that leaves `n` rows where they are."""
     return Layout.of(ROWS, (n,))
 

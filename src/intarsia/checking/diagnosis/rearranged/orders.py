@@ -16,7 +16,7 @@ from intarsia.checking.diagnosis.rearranged.order import (
     both_ways,
     compose,
     inverse,
-    rows,
+    unmoved,
 )
 from intarsia.family.verbs import by_group
 from intarsia.layout import chunk, concat, split
@@ -63,7 +63,7 @@ def _transposed(e: Evidence) -> Iterator[Hypothesis]:
 
 def _group_orders(group: FusedParts, related: RelatedTensors) -> Iterator[Order]:
     """The parts in each other's place, or fused group by group and split as if one by one."""
-    parts = split(rows(sum(group.sizes)), group.sizes)
+    parts = split(unmoved(sum(group.sizes)), group.sizes)
     if group.name == "gate and up":
         text = "gate and up swapped"
         yield Order("gate-up-swapped", text, concat(parts[::-1]), ())
@@ -80,7 +80,7 @@ def _group_orders(group: FusedParts, related: RelatedTensors) -> Iterator[Order]
 
 def _interleaved(group: FusedParts) -> Iterator[Order]:
     """The shards of the parts in turn, as tensor-parallel ranks hold them."""
-    parts = split(rows(sum(group.sizes)), group.sizes)
+    parts = split(unmoved(sum(group.sizes)), group.sizes)
     _, kind = KINDS.get(group.name, COMPONENTS)
     for n in (*SIZES, *([group.sizes[0]] if len({*group.sizes}) == 1 else [])):
         if all(size >= n and (size % n == 0 or n in UNEVEN) for size in group.sizes):
@@ -98,7 +98,7 @@ def _rotated(e: Evidence, related: RelatedTensors) -> Iterator[Order]:
         half, rest = divmod(part.size, 2)
         if rest or half < 2 or part.first + part.size > part.width:
             continue
-        heads = rows(part.heads * part.width).reshape(part.heads, part.width)
+        heads = unmoved(part.heads * part.width).reshape(part.heads, part.width)
         turned = heads.narrow(1, part.first, part.first + part.size)
         pairs = turned.reshape(part.heads, 2, half).permute(0, 2, 1).reshape(turned.shape[0], -1)
         before = heads.narrow(1, 0, part.first)
@@ -115,7 +115,7 @@ def _gate_up(e: Evidence) -> Iterator[Hypothesis]:
     for axis, n in enumerate(e.shape):
         if n % 2 or n < 4 or (axis == 0 and len(e.shape) > 2):
             continue
-        halves, turns = rows(n).reshape(2, n // 2), rows(n).reshape(n // 2, 2)
+        halves, turns = unmoved(n).reshape(2, n // 2), unmoved(n).reshape(n // 2, 2)
         swapped = concat([halves.narrow(0, 1, 2), halves.narrow(0, 0, 1)]).reshape(n)
         crossed = concat([turns.narrow(1, 1, 2), turns.narrow(1, 0, 1)], 1).reshape(n)
         in_turn = halves.permute(1, 0).reshape(n)

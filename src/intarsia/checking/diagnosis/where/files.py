@@ -15,7 +15,7 @@ NEARLY_ALL = 0.9
 Files = Mapping[str, frozenset[str]]
 
 
-def files_of(manifest: Manifest) -> Files:
+def files_by_tensor(manifest: Manifest) -> Files:
     """The files that hold elements of each logical tensor."""
     return {
         name: frozenset(c.file for s in stored for c in s.chunks)
@@ -31,7 +31,7 @@ def wrong_files(
     for side, manifest in sides:
         if len(manifest.files) < 2 or not any(f.kind in CONTENT for f in findings):
             continue
-        held = files_of(manifest)
+        held = files_by_tensor(manifest)
         groups: dict[tuple[str, str], list[Finding]] = {}
         for f in findings:
             files = sorted(f.files or held.get(f.tensor, ()))

@@ -20,7 +20,7 @@ from intarsia.format.megatron.configuration.argument_table import (
 )
 
 
-def facts_of(args: Arguments) -> dict[str, Any]:
+def model_facts(args: Arguments) -> dict[str, Any]:
     """What arguments say of a model, in one form for all of Megatron's spellings of them."""
     facts: dict[str, Any] = {}
     for row in ROWS.values():

@@ -14,8 +14,8 @@ from typing import Any
 
 from intarsia.errors import FormatError, few
 from intarsia.format.dcp.metadata import Metadata
-from intarsia.format.megatron.common import whole
-from intarsia.format.megatron.configuration.argument_facts import facts_of, scaling_if_ignored
+from intarsia.format.megatron.common import whole_argument
+from intarsia.format.megatron.configuration.argument_facts import model_facts, scaling_if_ignored
 from intarsia.format.megatron.configuration.argument_table import ROWS, UNSAID, YARN
 from intarsia.format.megatron.configuration.config_to_arguments import LLAMA3
 from intarsia.format.megatron.configuration.contradictions import disagreements, disproved
@@ -62,7 +62,7 @@ def config_from_arguments(args: Mapping[str, Any], metadata: Metadata) -> MadeCo
     if strange := seen.strange_to(config):
         return MadeConfig(notes=(f"not a {config['model_type']}, which has no {few(strange, 4)}",))
     doubt = disproved(args, metadata.tensors)
-    said, default = facts_of(args), {name: row.default for name, row in ROWS.items()}
+    said, default = model_facts(args), {name: row.default for name, row in ROWS.items()}
     found = disagreements(args, config)
     unsaid = [c.field for c in found if doubt is None or c.first != default[c.field]]
     if scaling_if_ignored(args) is not None:
@@ -79,7 +79,11 @@ _TAKEN = ("norm_epsilon", "rotary_base", "rotary_percent", "rope_scaling")
 
 
 def _config(args: Mapping[str, Any], seen: StoredModel, notes: list[str]) -> Config | None:
-    heads, family, facts = whole(args, "num_attention_heads"), _family(args, seen), facts_of(args)
+    heads, family, facts = (
+        whole_argument(args, "num_attention_heads"),
+        _family(args, seen),
+        model_facts(args),
+    )
     if any(args.get(name) for name in _OF_NO_FAMILY):
         return None
     if facts.get("activation", "gelu") in ("gelu", "squared_relu") and not seen.gated:
@@ -94,7 +98,7 @@ def _config(args: Mapping[str, Any], seen: StoredModel, notes: list[str]) -> Con
         f"config.json is made from Megatron's arguments: a {family} with {heads} heads; give"
         " --config to use the model's own"
     )
-    padded = whole(args, "vocab_size") is None
+    padded = whole_argument(args, "vocab_size") is None
     if padded:
         notes.append(
             f"the true size of the vocabulary is not stored: all {vocab:,} rows are taken, with"
@@ -110,8 +114,8 @@ def _config(args: Mapping[str, Any], seen: StoredModel, notes: list[str]) -> Con
         "hidden_act": "silu",
         "rms_norm_eps": facts.get("norm_epsilon", 1e-5),
         "rope_parameters": _rotation(facts),
-        "max_position_embeddings": whole(args, "max_position_embeddings")
-        or whole(args, "seq_length")
+        "max_position_embeddings": whole_argument(args, "max_position_embeddings")
+        or whole_argument(args, "seq_length")
         or 4096,
         "tie_word_embeddings": not seen.has("output_layer.weight"),
         "attention_bias": False,
@@ -120,7 +124,7 @@ def _config(args: Mapping[str, Any], seen: StoredModel, notes: list[str]) -> Con
     if family == "deepseek_v3":
         _latent(config, seen)
     else:
-        width = whole(args, "kv_channels") or hidden // heads
+        width = whole_argument(args, "kv_channels") or hidden // heads
         normed = seen.shape("q_layernorm.weight")
         if normed == (heads * width,) and heads > 1:
             return None  # one norm over all heads: olmoe, whose other fields no argument tells
@@ -215,13 +219,13 @@ def _latent(config: Config, seen: StoredModel) -> None:
 def _sparse(config: Config, seen: StoredModel, args: Mapping[str, Any], family: str) -> None:
     count, inner, _ = seen.shape("experts.experts.linear_fc1.weight") or (0, 0, 0)
     inner //= 2
-    config["num_experts_per_tok"] = whole(args, "moe_router_topk") or 2
-    facts = facts_of(args)
+    config["num_experts_per_tok"] = whole_argument(args, "moe_router_topk") or 2
+    facts = model_facts(args)
     if family == "mixtral":
         config |= {"num_local_experts": count, "intermediate_size": inner}
         return
     config["moe_intermediate_size"] = inner
-    config.setdefault("intermediate_size", whole(args, "ffn_hidden_size") or inner)
+    config.setdefault("intermediate_size", whole_argument(args, "ffn_hidden_size") or inner)
     if family == "qwen3_moe":
         config |= {"num_experts": count, "decoder_sparse_step": 1, "mlp_only_layers": []}
         config["norm_topk_prob"] = not facts.get("moe_router_pre_softmax")

@@ -1,7 +1,7 @@
 """Megatron's arguments and the fields of a hub configuration: one table, read both ways.
 
 `arguments_of_config` says in Megatron-LM's words what a configuration means, and lists what those
-words cannot say.  `facts_of` brings arguments, whoever stored them, into one form, so that two
+words cannot say.  `model_facts` brings arguments, whoever stored them, into one form, so that two
 sources can be compared: a model has one number of heads and one rotation, whoever names them.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from intarsia.errors import FamilyError
 from intarsia.family import MAX_LAYERS
-from intarsia.family.config.meaning import meaning_of, sizes_of
+from intarsia.family.config.meaning import implied_sizes, meaning_of
 from intarsia.format.megatron.configuration.argument_table import (
     ACTIVATION,
     BUILT_WITH,
@@ -63,7 +63,7 @@ class Said:
 
 def arguments_of_config(config: Mapping[str, Any]) -> Said:
     """What a configuration says, in the words of Megatron-LM's arguments."""
-    said, text = Said(), sizes_of(config) | meaning_of(config)
+    said, text = Said(), implied_sizes(config) | meaning_of(config)
     family = str(config.get("model_type"))
     _sizes(said, text, family)
     _rotation(said, text, family)

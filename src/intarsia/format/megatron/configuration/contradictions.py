@@ -8,7 +8,7 @@ from typing import Any
 
 from intarsia.errors import FamilyError
 from intarsia.family.config.meaning import Contradiction, meaning_of
-from intarsia.format.megatron.configuration.argument_facts import facts_of, scaling_if_ignored
+from intarsia.format.megatron.configuration.argument_facts import model_facts, scaling_if_ignored
 from intarsia.format.megatron.configuration.argument_table import (
     ACTIVATION,
     GROUPS,
@@ -28,7 +28,7 @@ def disagreements(args: Arguments, config: Mapping[str, Any]) -> list[Contradict
     but what they do say.
     """
     said = arguments_of_config(config)
-    stored, given = facts_of(args), facts_of(said.args)
+    stored, given = model_facts(args), model_facts(said.args)
     if ACTIVATION in said.unsaid:
         given["activation"] = f"gated {said.unsaid[ACTIVATION]}"
         if stored.get("activation") not in ("swiglu", "quick_geglu", "squared_relu"):

@@ -11,7 +11,7 @@ from intarsia.family import Table, table_for
 from intarsia.format.complaint import Complain, going_on
 from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.folder.stored_config import choose_config
-from intarsia.format.megatron.common import whole
+from intarsia.format.megatron.common import whole_argument
 from intarsia.format.megatron.configuration.argument_facts import said_of_norms
 from intarsia.format.megatron.configuration.arguments_to_config import config_from_arguments
 from intarsia.format.megatron.configuration.contradictions import check_arguments
@@ -72,7 +72,7 @@ def _both_names(said: Mapping[str, bool]) -> str:
 
 def _check_layers(args: Mapping[str, Any], made: Mapping[str, Any], root: PurePath) -> None:
     """Raise where not as many layers are stored as the run had: every other setting may be a default."""
-    said, stored = whole(args, "num_layers"), made.get("num_hidden_layers")
+    said, stored = whole_argument(args, "num_layers"), made.get("num_hidden_layers")
     if said is not None and stored is not None and said != stored:
         raise FamilyError(
             f"the stored arguments have num_layers={said}, and {stored} layers are stored - at {root}",

@@ -22,14 +22,14 @@ from intarsia.format.complaint import Complain, going_on, refuse
 from intarsia.format.dcp import archives
 from intarsia.format.dcp.data_files import open_metadata
 from intarsia.format.dcp.metadata import Metadata
-from intarsia.format.megatron.common import archive, whole
+from intarsia.format.megatron.common import archive, whole_argument
 from intarsia.format.megatron.configuration.settled_config import settle_config
 from intarsia.format.megatron.detection import find_fsdp_dtensor, is_fsdp_dtensor
 from intarsia.format.megatron.fsdp_dtensor.entries import (
-    arguments,
     entries_of,
     groups_by_parameter,
     is_entry,
+    saved_arguments,
     steps_in_groups,
 )
 from intarsia.format.megatron.fsdp_dtensor.keys import TensorParallel, is_numbered, section_of
@@ -78,7 +78,7 @@ class FsdpDtensor(MegatronFormat):
             metadata, sizes = open_metadata(folder, complain)
             args: Mapping[str, Any] = {}
             with going_on(complain):
-                args = arguments(folder, metadata)
+                args = saved_arguments(folder, metadata)
             numbers, unclear = _numbers(folder, metadata)
         settled = settle_config(config, args, as_torch_dist(metadata), root, complain)
         config, table = settled.config, settled.table
@@ -164,8 +164,8 @@ def _canonical(name: str) -> str:
 
 def tensor_parallel(args: Mapping[str, Any]) -> TensorParallel:
     """How many tensor-parallel ranks saved a checkpoint, by its arguments."""
-    dense = whole(args, "tensor_model_parallel_size")
-    expert = whole(args, "expert_tensor_parallel_size")
+    dense = whole_argument(args, "tensor_model_parallel_size")
+    expert = whole_argument(args, "expert_tensor_parallel_size")
     return TensorParallel(dense, dense if expert is None else expert)
 
 

@@ -18,7 +18,7 @@ from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.megatron.common import arguments_of, common_in
 from intarsia.format.megatron.frame import COUNTERS, SCHEDULER
 from intarsia.format.megatron.fsdp_dtensor.keys import group_of, section_of
-from intarsia.format.megatron.optimizer.groups import counters, grouped
+from intarsia.format.megatron.optimizer.groups import counters, groups_by_settings
 from intarsia.format.optimizer_state.parameter_groups import PARAMETERS_GROUP, ParameterGroups
 from intarsia.format.torch_file.plain import number_in, plain
 from intarsia.format.torch_file.torch_zip import Payload, read_object, read_payload
@@ -49,7 +49,7 @@ def entries_of(metadata: Metadata) -> dict[str, Entry]:
     return found
 
 
-def arguments(folder: Folder, metadata: Metadata) -> Mapping[str, Any]:
+def saved_arguments(folder: Folder, metadata: Metadata) -> Mapping[str, Any]:
     """The arguments of the run that saved a checkpoint; empty where it holds none."""
     found = metadata.objects.get("args")
     if found is None:
@@ -69,7 +69,7 @@ def arguments_among(entries: Mapping[str, bytes]) -> dict[str, Any]:
     return dict(plain(args))
 
 
-def values_of(entries: Mapping[str, bytes]) -> dict[str, Any]:
+def plain_entries(entries: Mapping[str, bytes]) -> dict[str, Any]:
     """The entries that are numbers, texts or containers of them, ready for JSON."""
     found = {}
     for name, data in entries.items():
@@ -114,7 +114,7 @@ def common_of(entries: Mapping[str, bytes]) -> dict[str, Any]:
     state: dict[str, Any] = {}
     if "args" in entries:
         state["args"] = Namespace(**plain(arguments_in(entries["args"])))
-    held = values_of({k: v for k, v in entries.items() if k != "args"})
+    held = plain_entries({k: v for k, v in entries.items() if k != "args"})
     state |= {name: held[name] for name in COUNTERS if name in held}
     start = f"{SCHEDULER}."
     scheduler = {k.removeprefix(start): v for k, v in held.items() if k.startswith(start)}
@@ -142,13 +142,13 @@ def groups_by_parameter(
     entries: Mapping[str, bytes], stored: Iterable[Stored], logical: Mapping[str, Logical]
 ) -> ParameterGroups | None:
     """The groups in torch's terms; None where the entries do not tell every parameter's."""
-    held = _of_param(values_of({n: d for n, d in entries.items() if group_of(n)}))
+    held = _of_param(plain_entries({n: d for n, d in entries.items() if group_of(n)}))
 
     def settings(s: Stored) -> dict[str, Any] | None:
         name = _parameter(s)
         return None if name is None else held.get(name)
 
-    return grouped(stored, logical, settings) if held else None
+    return groups_by_settings(stored, logical, settings) if held else None
 
 
 def _parameter(s: Stored) -> str | None:

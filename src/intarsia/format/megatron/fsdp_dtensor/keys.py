@@ -21,7 +21,7 @@ from typing import NamedTuple
 from intarsia.errors import FamilyError, FormatError
 from intarsia.family import Param, Table
 from intarsia.format.megatron.keys import Key, MegatronRows, half_of, is_fc1, padded
-from intarsia.format.megatron.optimizer.state_tensors import kind_of
+from intarsia.format.megatron.optimizer.state_tensors import state_kind
 from intarsia.format.optimizer_state.parameter_groups import PARAMETERS_GROUP
 from intarsia.layout import Layout, concat, shard
 from intarsia.mesh import Shape
@@ -71,7 +71,7 @@ def section_of(key: str) -> KeySection | None:
     if found := _MODEL.match(key):
         return KeySection("", canonical(found["name"]))
     if found := _STATE.match(key):
-        return KeySection(kind_of(found["kind"]), canonical(found["name"]))
+        return KeySection(state_kind(found["kind"]), canonical(found["name"]))
     return None
 
 

@@ -15,7 +15,7 @@ from intarsia.dtypes import BY_NAME
 from intarsia.errors import FamilyError, FormatError, IntarsiaError, few
 from intarsia.family import Param, Table
 from intarsia.format.complaint import Complain, Complaint, refuse
-from intarsia.format.dcp.archives import stored_of
+from intarsia.format.dcp.archives import stored_record
 from intarsia.format.dcp.metadata import Metadata, TensorRecord
 from intarsia.format.megatron.fsdp_dtensor.keys import (
     FsdpRows,
@@ -48,7 +48,7 @@ def name_tensors(
     found = MegatronTensors()
     if table is None:
         for record in records:
-            found.add(stored_of(record))
+            found.add(stored_record(record))
         why = "no model configuration, and the stored arguments do not determine the family"
         if config:
             why = f"model_type {config.get('model_type')!r} has no table"
@@ -132,7 +132,7 @@ class _Reader:
 
     def _step(self, record: TensorRecord, row: Param) -> None:
         """One counter stands for every logical tensor of its parameter."""
-        plain = stored_of(record)
+        plain = stored_record(record)
         for of in row.layout.tensors:
             name = step_of(of)
             stored = replace(plain, name=name, layout=Layout.of(name, record.shape))
@@ -146,7 +146,7 @@ class _Reader:
 
     def _add(self, record: TensorRecord, row: Param) -> None:
         stored = replace(
-            stored_of(record), name=row.name, layout=row.layout, rule=row.rule, value=row.value
+            stored_record(record), name=row.name, layout=row.layout, rule=row.rule, value=row.value
         )
         self.found.add(stored, self.table.logical)
 

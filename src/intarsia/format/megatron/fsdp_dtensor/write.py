@@ -40,13 +40,13 @@ from intarsia.format.megatron.fsdp_dtensor.keys import (
     live,
     section_of,
 )
-from intarsia.format.megatron.keys import VOCABULARY, padded, parts_of, rows_of
+from intarsia.format.megatron.keys import VOCABULARY, padded, rows_of_spec, smallest_parts
 from intarsia.format.megatron.optimizer.state_tensors import state_row
 from intarsia.format.optimizer_state.parameter_groups import has_megatron_groups, has_torch_groups
 from intarsia.format.optimizer_state.single_numbers import no_place_for, other_shape
 from intarsia.format.request import Request, Wanted
 from intarsia.format.torch_file.torch_zip import read_object
-from intarsia.format.written_tensors import left_out, written_type
+from intarsia.format.written_tensors import tensors_left_out, written_type
 from intarsia.layout import Layout
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.inventory import Reason
@@ -73,10 +73,10 @@ def fsdp_dtensor_rows(
 
     `vocabulary` is the number of rows to which embedding and head are padded.
     """
-    for row in rows_of(table, spec):
+    for row in rows_of_spec(table, spec):
         if vocabulary is not None and row.name.endswith(VOCABULARY):
             row = padded(row, (vocabulary, *row.layout.shape[1:]))
-        for key, part in parts_of(row, gated_parts):
+        for key, part in smallest_parts(row, gated_parts):
             yield replace(part, name=live(str(key), spec))
 
 
@@ -91,7 +91,7 @@ def fsdp_dtensor_targets(src: Manifest, table: Table | None, request: Request) -
             f"fsdp_dtensor has no pipeline stages, the mesh has pp={mesh.pp}",
             hint="Megatron-FSDP shards layers instead of distributing them over stages: leave pp out",
         )
-    drop = dict(left_out(src, table.tied if table else {}, request.optimizer))
+    drop = dict(tensors_left_out(src, table.tied if table else {}, request.optimizer))
     writer = _Writer(src, request, drop)
     kinds = sorted({*map(kind_of, writer.held)} - {"", SETTING, MASTER, STEP})
     for row in _rows(src, table, request.spec, mesh):

@@ -20,7 +20,11 @@ from intarsia.family import Param
 from intarsia.format.dcp.metadata import TensorRecord
 from intarsia.format.megatron.keys import Key
 from intarsia.format.megatron.optimizer.buffers import Bucket, BufferPlace, Buffers, buffers_of
-from intarsia.format.megatron.optimizer.parameter_order import SPECS, Parameter, parameters_of
+from intarsia.format.megatron.optimizer.parameter_order import (
+    SPECS,
+    Parameter,
+    parameters_in_memory,
+)
 from intarsia.format.megatron.optimizer.state_tensors import state_row
 from intarsia.frozen import frozen
 from intarsia.layout import shard
@@ -156,7 +160,7 @@ def _read(
 ) -> Iterator[tuple[bool, Stored]]:
     fits: dict[Any, list[_Placed]] = {}
     for spec in SPECS:
-        placed = _fit_all(buffers, parameters_of(rows, spec), grid)
+        placed = _fit_all(buffers, parameters_in_memory(rows, spec), grid)
         if placed is not None:
             order = tuple(
                 (e.row.name, e.bucket, e.start) for _, _, entries in placed for e in entries

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from intarsia.errors import FormatError
 from intarsia.format.dcp.metadata import TensorRecord
-from intarsia.format.megatron.optimizer.state_tensors import kind_of
+from intarsia.format.megatron.optimizer.state_tensors import state_kind
 from intarsia.frozen import frozen_open
 
 _BUCKET = re.compile(
@@ -73,7 +73,7 @@ def buffers_of(records: Sequence[TensorRecord]) -> dict[int, dict[str, Buffers]]
         buffers = listed.setdefault((int(name["link"] or 0), name["type"]), {})
         buckets = buffers.setdefault((int(name["group"]), int(name["buffer"])), {})
         bucket = buckets.setdefault(int(name["bucket"]), Bucket())
-        bucket.records[kind_of(name["kind"])] = record
+        bucket.records[state_kind(name["kind"])] = record
     found: dict[int, dict[str, Buffers]] = {}
     for (link, kind), buffers in listed.items():
         of_kind = found.setdefault(link, {}).setdefault(kind, {})

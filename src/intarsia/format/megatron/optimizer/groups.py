@@ -21,8 +21,12 @@ from typing import Any, TypeGuard
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import FormatError
 from intarsia.format.optimizer_state.learning_rates import OVERRIDES
-from intarsia.format.optimizer_state.parameter_groups import ParameterGroup, ParameterGroups, merged
-from intarsia.format.torch_file.plain import number_in, plain, whole
+from intarsia.format.optimizer_state.parameter_groups import (
+    ParameterGroup,
+    ParameterGroups,
+    merged_groups,
+)
+from intarsia.format.torch_file.plain import number_in, plain, wholly_plain
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.layout import Layout
 from intarsia.mesh import Box
@@ -98,7 +102,8 @@ def repeats(entries: Mapping[str, bytes], name: str) -> bool:
     first = entries.get(f"{found['link']}0.{found['part']}/{found['shard']}")
     data = entries[name]
     return first is not None and (
-        first == data or whole(read_object(first, name)) == whole(read_object(data, name))
+        first == data
+        or wholly_plain(read_object(first, name)) == wholly_plain(read_object(data, name))
     )
 
 
@@ -223,7 +228,7 @@ def counters(
     return found, struct.pack(f"<{len(held)}f", *held)
 
 
-def as_torch(
+def torch_groups(
     groups: list[dict[str, Any]],
     stored: Iterable[Stored],
     logical: Mapping[str, Logical],
@@ -234,7 +239,7 @@ def as_torch(
     def settings(s: Stored) -> dict[str, Any] | None:
         return _group_of(groups, s, logical, args)
 
-    return grouped(stored, logical, settings) if groups else None
+    return groups_by_settings(stored, logical, settings) if groups else None
 
 
 def _group_of(
@@ -248,7 +253,7 @@ def _group_of(
     return None if place is None else groups[place]
 
 
-def grouped(
+def groups_by_settings(
     stored: Iterable[Stored],
     logical: Mapping[str, Logical],
     settings: Callable[[Stored], Mapping[str, Any] | None],
@@ -266,7 +271,7 @@ def grouped(
         if fields is None:
             return None
         found.append(ParameterGroup(members, _fields_of_torch(fields)))
-    return ParameterGroups(merged(found)) if found else None
+    return ParameterGroups(merged_groups(found)) if found else None
 
 
 def _fields_of_torch(group: Mapping[str, Any]) -> dict[str, Any]:

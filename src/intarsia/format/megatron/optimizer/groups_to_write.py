@@ -15,7 +15,7 @@ from intarsia.format.optimizer_state.parameter_groups import (
     ParameterGroup,
     ParameterGroups,
     different_fields,
-    merged,
+    merged_groups,
 )
 
 Row = tuple[str, int, str]
@@ -48,7 +48,7 @@ def _by_kind(
     groups: ParameterGroups | None, rows: Iterable[Row], chained: bool
 ) -> dict[Kind, dict[str, Any]]:
     """The settings of every kind of parameter, which all groups of torch's with such members share."""
-    each = merged(groups.each) if groups else ()
+    each = merged_groups(groups.each) if groups else ()
     of = {m: k for k, group in enumerate(each) for m in group.members}
     held: dict[Kind, dict[int, list[str]]] = {}
     for name, axes, member in rows:

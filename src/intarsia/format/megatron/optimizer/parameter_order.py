@@ -68,7 +68,7 @@ class Parameter:
         return Param(self.name, concat(parts, self.rule.tp or 0), self.rule, self.value)
 
 
-def parameters_of(rows: Sequence[Param], spec: Spec) -> list[Parameter]:
+def parameters_in_memory(rows: Sequence[Param], spec: Spec) -> list[Parameter]:
     """The parameters that the rows of a model are in memory, in their order."""
     merged: dict[str, list[tuple[int, Param]]] = {}
     for row in rows:

@@ -32,10 +32,10 @@ _MASTERS = ("param", "fp32_param")
 def state_of(name: str) -> tuple[str, str] | None:
     """The kind of state and the model's key that a stored name has; None for any other."""
     found = _STATE.match(name)
-    return (kind_of(found["kind"]), found["key"]) if found else None
+    return (state_kind(found["kind"]), found["key"]) if found else None
 
 
-def kind_of(word: str) -> str:
+def state_kind(word: str) -> str:
     """Our word for a kind of state: Megatron has two for the fp32 main weight."""
     return MASTER if word in _MASTERS else word
 

@@ -40,10 +40,10 @@ from intarsia.format.megatron.optimizer.buffers import GATHERED, is_bucket
 from intarsia.format.megatron.optimizer.groups import (
     SHARED,
     STEPS,
-    as_torch,
     groups_in,
     optimizer_of,
     steps_of,
+    torch_groups,
 )
 from intarsia.format.megatron.optimizer.state_tensors import stored_key
 from intarsia.format.megatron.own_format import ARGS, MegatronFormat, arguments_alone
@@ -166,7 +166,7 @@ class TorchDist(MegatronFormat):
             return stored_by_torch
         common = common_in(entries)
         held = groups_in(optimizer_of(common, entries))
-        return as_torch(held, src.stored.values(), src.logical, plain(arguments_of(common)))
+        return torch_groups(held, src.stored.values(), src.logical, plain(arguments_of(common)))
 
     def entries_to_write(self, src: SourceWithEntries, wanted: Wanted) -> EntriesToWrite:
         return entries_to_write(src, wanted)

@@ -11,7 +11,7 @@ from typing import Any
 from intarsia.errors import FamilyError, FormatError, IntarsiaError, few
 from intarsia.family import Param, Table
 from intarsia.format.complaint import Complain, Complaint
-from intarsia.format.dcp.archives import stored_of
+from intarsia.format.dcp.archives import stored_record
 from intarsia.format.dcp.metadata import Metadata, TensorRecord
 from intarsia.format.megatron.keys import Key, MegatronRows, is_megatron_name
 from intarsia.format.megatron.named_tensors import BY_THEIR_NAMES, MegatronTensors
@@ -63,12 +63,12 @@ def _with_table(
             parts = list(_read(record, rows, metadata.extra))
         except IntarsiaError as error:
             complain(Complaint(error, record.files, _tensors(record, rows)))
-            found.add(stored_of(record), table.logical)
+            found.add(stored_record(record), table.logical)
             continue
         if not parts:
             foreign = not is_megatron_name(record.name)
             (carried if foreign else unknown).append(record.name)
-            parts = [stored_of(record)]
+            parts = [stored_record(record)]
         for stored in parts:
             found.add(stored, table.logical)
     if carried:
@@ -114,8 +114,8 @@ def _add_buckets(
 def _as_stored(record: TensorRecord) -> Stored:
     """A tensor under its own name, which begins as that of any optimizer state where it is the optimizer's."""
     if not _CHAINED.match(record.name):
-        return stored_of(record)
-    return replace(stored_of(replace(record, name=ROOT + record.name)), key=record.name)
+        return stored_record(record)
+    return replace(stored_record(replace(record, name=ROOT + record.name)), key=record.name)
 
 
 def _read(record: TensorRecord, rows: MegatronRows, extra: Mapping[str, Any]) -> Iterator[Stored]:

@@ -67,7 +67,7 @@ def _model_head(head: str) -> str:
     return found[1] if found else head
 
 
-def part_of(target: Target, stacks: Mapping[str, int]) -> StackPart:
+def stack_part(target: Target, stacks: Mapping[str, int]) -> StackPart:
     """The place of a target in the tensor that is stored."""
     key = Key.parse(stored_key(target.name))
     leading: list[tuple[int, int]] = []

@@ -71,7 +71,7 @@ from intarsia.format.megatron.torch_dist.extra_states import (
     is_extra_state,
     says_nothing,
 )
-from intarsia.format.megatron.torch_dist.stacks import StackPart, alike_layers, part_of
+from intarsia.format.megatron.torch_dist.stacks import StackPart, alike_layers, stack_part
 from intarsia.format.optimizer_state.learning_rates import note_on_rates, set_rates
 from intarsia.format.optimizer_state.parameter_groups import unplain_settings
 from intarsia.format.torch_file.plain import plain
@@ -187,7 +187,7 @@ def _place(
     chunks: dict[str, list[Chunk]] = {}
     leading: dict[str, int] = {}
     for target in targets:
-        part = part_of(target, stacks)
+        part = stack_part(target, stacks)
         dtype, shape = kinds.setdefault(part.name, (target.dtype, part.shape))
         if (dtype, shape) != (target.dtype, part.shape):
             raise UsageError(
