@@ -31,6 +31,7 @@ RING = [
 HARMLESS = ("d", "p", "m", "v", "k", "q")
 """Making a folder that is there, mapping bytes that can be read as well, advice, the end of a read,
 and what Python asks of a file that it has opened, to choose a buffer."""
+GRAVE = "".join(letter for letter in CALLS if letter not in HARMLESS)
 NUMBERS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
@@ -262,12 +263,11 @@ def test_reads_that_fail_are_told_by_every_command(place: Place, command: str) -
     pair = (place.root / "dcp", place.root / "torch_dist")
     word = command.split()[0]
     words = (word, *(pair if command in ("verify two", "diff") else pair[:1]))
-    grave = "".join(letter for letter in CALLS if letter not in HARMLESS)
-    calm = place.process.run(*words, trouble=place.trouble(calls=grave))
+    calm = place.process.run(*words, trouble=place.trouble(calls=GRAVE))
     assert calm.status == 0, calm.err
     assert calm.calls
     for at in range(1, calm.calls + 1, max(1, calm.calls // 12)):
-        ended = place.process.run(*words, trouble=place.trouble(at, errno.EIO, calls=grave))
+        ended = place.process.run(*words, trouble=place.trouble(at, errno.EIO, calls=GRAVE))
         if not ended.failed:  # threads share the work, so one run may make fewer calls than another
             assert (ended.status, ended.out) == (calm.status, calm.out), ended
             continue
@@ -279,13 +279,24 @@ def test_reads_that_fail_are_told_by_every_command(place: Place, command: str) -
         assert "INTARSIA_DEBUG" not in text, ended
 
 
+@pytest.mark.parametrize("source", ["torch_dist", "fsdp_dtensor"])
+def test_no_read_that_fails_is_taken_for_an_empty_object_or_an_unknown_iteration(
+    place: Place, source: str
+) -> None:
+    words = ("plan", place.root / source, "--to", "hf")
+    calm = place.process.run(*words, trouble=place.trouble(calls=GRAVE))
+    for at in range(1, calm.calls + 1):
+        ended = place.process.run(*words, trouble=place.trouble(at, errno.EIO, calls=GRAVE))
+        assert ended.failed, ended
+        assert_clear(ended, errno.EIO, place.root)
+
+
 def test_whatever_can_fail_of_work_that_ranks_share_is_in_a_block_whose_failure_they_tell(
     place: Place,
 ) -> None:
     """Elsewhere the other ranks would hear of a lost connection, and not of the reason."""
-    grave = place.trouble(calls="".join(letter for letter in CALLS if letter not in HARMLESS))
     for words in (place.words("hf", "dcp"), ["digest", place.root / "torch_dist"]):
-        ended = place.process.run(*words, trouble=grave)
+        ended = place.process.run(*words, trouble=place.trouble(calls=GRAVE))
         assert (ended.status, ended.unheard) == (0, 0), ended
         assert ended.calls
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from intarsia.errors import IntarsiaError
+from intarsia.errors import IntarsiaError, StoreError
 from intarsia.frozen import frozen
 
 
@@ -41,3 +41,14 @@ def going_on(complain: Complain, *files: str) -> Iterator[None]:
     except IntarsiaError as error:
         found = (error.path.name,) if error.path is not None else ()
         complain(Complaint(error, files or found))
+
+
+@contextmanager
+def reported_elsewhere() -> Iterator[None]:
+    """Go on after an error in what is read inside, which is read again; a disk may fail only once, so that is raised."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except IntarsiaError:
+        pass

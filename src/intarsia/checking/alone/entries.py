@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator
 
 from intarsia.checking.alone.unfinished import fault_of
 from intarsia.checking.fault import Fault
-from intarsia.errors import IntarsiaError
+from intarsia.errors import IntarsiaError, StoreError
+from intarsia.format.complaint import Complaint
 from intarsia.format.registry import folder_of, format_named
 from intarsia.format.torch_file.zip_directory import LOCAL, MEMBER, ReadBytes, exactly, listing_of
 from intarsia.planning.manifest import Entry, Manifest
@@ -55,8 +56,11 @@ def damaged_entry(folder: Folder, entry: Entry, known: Collection[str] = ()) -> 
 def contradicting_entries(manifest: Manifest) -> Iterator[Fault]:
     """Entries that contradict themselves or the folder that they lie in."""
     with folder_of(manifest) as folder:
-        for found in format_named(manifest.format).contradictions(manifest, folder):
-            yield fault_of(found)
+        try:
+            for found in format_named(manifest.format).contradictions(manifest, folder):
+                yield fault_of(found)
+        except StoreError as error:
+            yield fault_of(Complaint(error, (error.path.name,) if error.path else ()))
 
 
 def _wrong_in(folder: Folder, entry: Entry) -> str:

@@ -8,7 +8,6 @@ one of them alone.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -31,9 +30,11 @@ def step_of_run(folder: Folder) -> int | None:
 def files_of_other_steps(folder: Folder, run: int | None) -> Iterator[Fault | str]:
     """The one of the two files that is another save's, as a fault; a note where both count otherwise than the run."""
     optimizer = schedule = None
-    with suppress(IntarsiaError):
+    try:
         optimizer = _steps_of_parameters(_outline(folder, OPTIMIZER))
         schedule = _steps_of_schedule(_outline(folder, SCHEDULE))
+    except IntarsiaError as error:  # what cannot be read is a fault of its own
+        error.raise_unless_fault()
     if run is None or optimizer is None or schedule is None or run == optimizer == schedule:
         return
     if optimizer == schedule:

@@ -34,9 +34,11 @@ def part_faults(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fau
         for w, part, wrong_in in _telling(manifest, known):
             shape = rows[w.of].layout.shape if w.of in rows else None
             # What cannot be read, and elements that no chunk holds, are faults of their own.
-            with suppress(IntarsiaError):
+            try:
                 if text := wrong_in(w, part, _read(checkpoint, part), shape):
                     kinds.setdefault(part.word, []).append((part, text))
+            except IntarsiaError as error:
+                error.raise_unless_fault()
     for like in kinds.values():
         names = tuple(part.name for part, _ in like)
         files = few(manifest.files_of(names))

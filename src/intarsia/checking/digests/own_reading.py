@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import field
 
 from intarsia.checking.digests.digest import Attested
 from intarsia.checking.pair.ties import tied_and_absent
-from intarsia.errors import IntarsiaError
+from intarsia.format.complaint import reported_elsewhere
 from intarsia.format.registry import read_manifest
 from intarsia.frozen import frozen_open
 from intarsia.layout import renaming
@@ -40,7 +39,7 @@ def expected_of(manifest: Manifest, found: Attested | None) -> Expected:
     if found.section == manifest.section and names == tensors.keys() - tied_and_absent(manifest):
         return plain
     own = None
-    with suppress(IntarsiaError):
+    with reported_elsewhere():
         own = read_manifest(manifest.path, complain=lambda _: None, section=found.section)
     if own is None or (found.section == manifest.section and own.logical.keys() == names):
         return plain

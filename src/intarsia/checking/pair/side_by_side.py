@@ -19,7 +19,7 @@ from intarsia.checking.pair.pairs import Pair
 from intarsia.checking.pair.runs_beside import Beside, runs_beside
 from intarsia.checkpoint import Checkpoint
 from intarsia.dtypes import DType
-from intarsia.errors import IntarsiaError, StoreError
+from intarsia.format.complaint import reported_elsewhere
 from intarsia.kernel.comparing import Numbers
 from intarsia.kernel.library import has_kernel
 from intarsia.mesh import Box
@@ -92,13 +92,9 @@ class SideBySide:
             alike.setdefault((numbers[pair], id(box)), []).append(window)
         for (kind, _), some in alike.items():
             box, of_pairs = windows[some[0]][1], [windows[window][0] for window in some]
-            try:
+            held = None
+            with reported_elsewhere():
                 held = self._block(kinds[kind], members[:, of_pairs], box, names, fronts)
-            except StoreError:
-                raise
-            except IntarsiaError:
-                # Reading meets it again and says what it is; a disk that fails may not do so twice.
-                continue
             if held is not None:
                 blocks.append(_Block(some, held))
         in_files, counts = np.zeros(len(windows), np.bool_), np.zeros(len(windows), np.int64)

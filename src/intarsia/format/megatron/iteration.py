@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import PurePath
 
-from intarsia.errors import FormatError, IntarsiaError, few
-from intarsia.format.complaint import Complaint
+from intarsia.errors import FormatError, few
+from intarsia.format.complaint import Complaint, reported_elsewhere
 from intarsia.format.megatron.common import read_state
 from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT, TRACKER, tracked_folder
 from intarsia.format.torch_file.plain import number_in
@@ -38,7 +37,7 @@ def misplaced_iteration(src: Manifest, folder: Folder) -> Iterator[Complaint]:
 
 def _common_states(src: Manifest, folder: Folder) -> Iterator[tuple[str, str, bytes]]:
     """File, entry and bytes of `torch_dist`'s whole common state, and of Megatron-FSDP's iteration."""
-    with suppress(IntarsiaError):
+    with reported_elsewhere():
         if folder.has(COMMON_FILE):
             yield COMMON_FILE, COMMON_OBJECT, folder.read_all(COMMON_FILE)
         for name in (COMMON_OBJECT, ITERATION):

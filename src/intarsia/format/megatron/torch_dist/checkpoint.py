@@ -88,7 +88,7 @@ class TorchDist(MegatronFormat):
             with going_on(complain):
                 common = read_common(folder, metadata)
             args = arguments_of(common) or read_run_config(folder)
-            entries = _entries(folder, metadata)
+            entries = _entries(folder, metadata, complain)
             with going_on(complain):
                 shared = {
                     name: folder.read_small(*e.place)
@@ -194,9 +194,11 @@ def _leading(stored: Stored) -> int:
     return (disk.stacked and not ours.stacked) + (disk.of_experts and not ours.of_experts)
 
 
-def _entries(folder: Folder, metadata: Metadata) -> dict[str, Entry]:
+def _entries(folder: Folder, metadata: Metadata, complain: Complain) -> dict[str, Entry]:
     """The objects beside the tensors, but for extra states that say nothing."""
-    empty = empty_states(folder, metadata.objects)
+    empty = set[str]()
+    with going_on(complain):
+        empty = empty_states(folder, metadata.objects)
     entries = {o.name: o for o in metadata.objects.values() if o.name not in empty}
     if folder.has(TRAIN_STATE):
         entries[TRAIN_STATE] = Entry(TRAIN_STATE, TRAIN_STATE, 0, folder.size(TRAIN_STATE))

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from itertools import product
 
 from intarsia.errors import IntarsiaError
+from intarsia.format.complaint import reported_elsewhere
 from intarsia.format.megatron.common import read_state
 from intarsia.format.torch_file.inert import InertTensor
 from intarsia.format.torch_file.torch_frame import write_object
@@ -35,8 +35,8 @@ def empty_states(folder: Folder, objects: Mapping[str, Entry]) -> set[str]:
             files.setdefault(o.file, []).append(o)
     found: set[str] = set()
     for file, held in files.items():
-        wanted = [(o.start_bytes, memoryview(bytearray(_EMPTY))) for o in held]
-        with suppress(IntarsiaError):  # a file that cannot be read is reported for its tensors
+        wanted = [(o.start_bytes, memoryview(bytearray(o.length_bytes))) for o in held]
+        with reported_elsewhere():
             folder.read_each(file, wanted)
         found |= {o.name for o, (_, data) in zip(held, wanted, strict=True) if data == _EMPTY}
     return found
