@@ -22,7 +22,7 @@ settings.load_profile("same")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave most cases of a test that says `one_in` to the slow ones."""
+    """Leave most cases of a test that says `one_in` to the slow ones, and give those an hour each."""
     cases = Counter[str]()
     for item in items:
         one_in = item.get_closest_marker("one_in")
@@ -31,6 +31,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if cases[test] % one_in.args[0]:
                 item.add_marker(pytest.mark.slow)
             cases[test] += 1
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(3600))
 
 
 def pytest_collection_finish() -> None:
