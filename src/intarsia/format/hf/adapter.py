@@ -11,6 +11,7 @@ from intarsia.errors import FamilyError, ForeignNamesError, few
 from intarsia.format.complaint import Complain, Complaint
 from intarsia.format.folder.adapters import CONFIG, FACTOR, is_adapter
 from intarsia.format.folder.side_files import read_config
+from intarsia.format.hf.adapter_parts import holes, lost_beside, lost_parts, modules_of, unsaved
 from intarsia.format.hf.adapter_sizes import adapter_misfits
 from intarsia.format.hf.weight_sets import ADAPTER, MODEL, is_own, stem_of_file, stem_of_index
 from intarsia.planning.inventory import Fate
@@ -29,8 +30,6 @@ _ASKED_FOR = {
     ".trainable_tokens_delta": "trainable_token_indices",
 }
 """How names end that PEFT looks for only where the setting is there."""
-
-_LAYER = re.compile(r"(.*?\.)(\d+)(\..*)")
 
 
 def stem_for(src: Manifest | None) -> str:
@@ -66,7 +65,9 @@ def check_adapter(
     modules = {found["module"] for name in shapes if (found := FACTOR.match(name))}
     kind = str(config.get("peft_type"))
     is_lora = kind == "LORA"
+    parts = modules_of(config, shapes)
     faults = [*adapter_misfits(config, shapes), *(_faults(config, shapes) if is_lora else ())]
+    faults += [*lost_parts(config, parts), *lost_beside(config, shapes)]
     if not is_lora and modules and "LORA" not in kind:
         faults.append((f"{kind} is configured, and the tensors are factors of LoRA", ()))
     if is_lora and (astray := sorted(module for module in modules if not module.startswith(_ROOT))):
@@ -78,7 +79,8 @@ def check_adapter(
             " one that is wrong",
         )
         complain(Complaint(error, (CONFIG,), names))
-    return tuple(_holes(modules)) if is_lora else ()
+    lora = holes(modules, "factors of LoRA", " that change nothing")
+    return (*(lora if is_lora else holes(parts, f"tensors of {kind}")), *unsaved(config, shapes))
 
 
 def _without_root(astray: list[str], of: int, root: PurePath) -> ForeignNamesError:
@@ -88,24 +90,6 @@ def _without_root(astray: list[str], of: int, root: PurePath) -> ForeignNamesErr
         hint=f"PEFT loads the model without them: save with PEFT's save_pretrained, or put {_ROOT!r}"
         " before these names",
     )
-
-
-def _holes(modules: Iterable[str]) -> Iterator[str]:
-    """Modules without factors where the same ones of most other layers have some."""
-    stacks: dict[str, dict[str, set[int]]] = {}
-    for module in modules:
-        if found := _LAYER.fullmatch(module):
-            before, number, after = found.groups()
-            stacks.setdefault(before, {}).setdefault(after, set()).add(int(number))
-    for before, held in sorted(stacks.items()):
-        layers = set().union(*held.values())
-        most = {after: at for after, at in held.items() if 2 * len(at) > len(layers)}
-        lost = [f"`{before}{k}{after}`" for after, at in most.items() for k in sorted(layers - at)]
-        if lost:
-            yield (
-                f"no factors of LoRA for {few(sorted(lost), 4)}, which most layers have: if they were"
-                " lost, PEFT makes new ones that change nothing"
-            )
 
 
 def _faults(
@@ -140,6 +124,8 @@ def _faults(
         if config.get("use_dora") and f"{module}.lora_magnitude_vector" not in whole:
             # PEFT makes a new one, of the base model's weights.
             yield f"DoRA is configured, and `{module}` has no lora_magnitude_vector", ()
+        if config.get("lora_bias") and f"{module}.lora_B.bias" not in shapes:
+            yield f"lora_bias is configured, and `{module}` has no lora_B.bias", ()
     yield from _left_out(config, {module for module, _ in factors}, shapes)
     targets = config.get("target_modules")
     if isinstance(targets, list) and targets:
@@ -165,10 +151,3 @@ def _left_out(
         found = tuple(name for name in names if name.endswith(end))
         if found and not config.get(key):
             yield f"`{found[0]}` is stored, and {key} is not configured", found
-    saved = config.get("modules_to_save")
-    words = {word for name in names for word in name.split(".")}
-    if isinstance(saved, list) and saved and not any({*f"{x}".split(".")} <= words for x in saved):
-        yield (
-            f"modules_to_save are configured ({', '.join(map(str, saved))}), and none is stored",
-            (),
-        )
