@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import intarsia
 from intarsia import CoverageError, PrecisionError
+from intarsia.dtypes import BY_NAME
+from intarsia.opened.masters import unlike
+from intarsia.value import PLAIN
 from tests.checkpoints import llama_config, model, read_hf
 from tests.fixtures import fixture
 from tests.live.megatron_fsdp_cases import hf_with_optimizer, logical_tensors, to_fsdp
@@ -103,6 +107,13 @@ def test_a_nan_in_both_is_no_contradiction(tmp_path: Path) -> None:
         save_file(held, file, {"format": "pt"})
     to_fsdp(source, tmp_path / "out")
     assert logical_tensors(tmp_path / "out")[EDITED][0, 0].isnan()
+
+
+def test_what_lies_halfway_may_be_rounded_away_from_zero_and_no_further() -> None:
+    bf16, f32 = BY_NAME["BF16"], BY_NAME["F32"]
+    main = np.array([0x3F808000, 0x3F808000, 0xBF808000, 0x3F808001, 0x3F807FFF], "<u4")
+    weight = np.array([0x3F80, 0x3F81, 0xBF81, 0x3F80, 0x3F81], "<u2")
+    assert [*unlike(weight, bf16, main, f32, PLAIN)] == [False, False, False, True, True]
 
 
 @pytest.mark.parametrize("to", ["fsdp_dtensor", "torch_dist"])

@@ -141,5 +141,12 @@ def unlike(x: Bits, a: DType, y: Bits, b: DType, recentred: Value) -> NDArray[np
     wrong = np.asarray(rounded != x)
     if wrong.any():
         both = np.isnan(as_float64(x[wrong], a)) & np.isnan(as_float64(y[wrong], b))
-        wrong[wrong] = ~both
+        wrong[wrong] = ~both & ~_halfway(x[wrong], a, y[wrong], b)
     return wrong
+
+
+def _halfway(x: Bits, a: DType, y: Bits, b: DType) -> NDArray[np.bool_]:
+    """Where what lies in the middle is rounded away from zero, as TransformerEngine does where it keeps main weights in halves."""
+    if (a.name, b.name) != ("BF16", "F32"):
+        return np.zeros(x.shape, bool)
+    return np.asarray(((y & 0xFFFF) == 0x8000) & (x == (y >> 16) + 1))

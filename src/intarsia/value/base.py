@@ -75,6 +75,10 @@ class Value(ABC):
     def encode(self, numbers: Window, into: DType) -> Bits:
         """What is stored for numbers, in an element type."""
 
+    def joined(self, stored: Window) -> tuple[Value, Window]:
+        """Stored elements made whole with those of its parts, where that takes no arithmetic, and how they store numbers."""
+        return self, stored
+
     def recast(self, stored: Window, into: DType) -> Bits:
         """Stored elements as this value stores their numbers in another element type."""
         numbers = Window(self.decode(stored, F64), F64, stored.parts)

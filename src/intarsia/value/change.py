@@ -48,13 +48,14 @@ class Change:
 
     def of(self, window: Window) -> Bits:
         """The destination's bits for elements of the source."""
-        src, dst = self.src_value, self.dst_value
-        if self.keeps_value:
+        src, window = self.src_value.joined(window)
+        dst = self.dst_value
+        if src is dst or src == dst:
             return src.recast(window, self.dst)
         if dst.is_plain:
             return src.decode(window, self.dst)
         if not src.is_plain:
-            wide = _F64 if self.src == _F64 else _F32
+            wide = _F64 if window.dtype == _F64 else _F32
             window = Window(src.decode(window, wide), wide, window.parts)
         return dst.encode(window, self.dst)
 

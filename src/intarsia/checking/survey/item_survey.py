@@ -239,12 +239,13 @@ class ItemSurvey:
     @cached_property
     def _weights(self) -> dict[str, Logical]:
         """The weights of one element type whose main weights the item holds, apart from them."""
-        if self.item.kinds != {MASTER} or not self.item.stored.dtype.floating:
+        stored = self.item.stored
+        if self.item.kinds != {MASTER} or not stored.dtype.floating or stored.value.parts:
             return {}
         wanted, logical = self._context.wanted, self._context.manifest.logical
         held = {
             name: wanted[name]
-            for name in map(parameter_of, self.item.stored.layout.tensors)
+            for name in map(parameter_of, stored.layout.tensors)
             if name in wanted and wanted[name].shape == logical[master_of(name)].shape
         }
         types = {x.dtype for x in held.values()}

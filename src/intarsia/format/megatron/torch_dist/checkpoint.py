@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
+import numpy as np
+
 from intarsia.errors import FormatError, few
 from intarsia.family import Param, Table
 from intarsia.format.base import Arrangement, Located, ReadEntries, WriteOptions, refuse_section
@@ -36,6 +38,7 @@ from intarsia.format.megatron.detection import (
 )
 from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT
 from intarsia.format.megatron.keys import Key, torch_dist_rows
+from intarsia.format.megatron.named_tensors import MegatronTensors
 from intarsia.format.megatron.optimizer.buffers import GATHERED, is_bucket
 from intarsia.format.megatron.optimizer.groups import (
     SHARED,
@@ -45,6 +48,7 @@ from intarsia.format.megatron.optimizer.groups import (
     steps_of,
     torch_groups,
 )
+from intarsia.format.megatron.optimizer.remainders import join_remainders, may_be_remainders
 from intarsia.format.megatron.optimizer.state_tensors import stored_key
 from intarsia.format.megatron.own_format import ARGS, MegatronFormat, arguments_alone
 from intarsia.format.megatron.torch_dist.entries_to_write import entries_to_write
@@ -59,6 +63,7 @@ from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
 from intarsia.planning.problem import Problem
 from intarsia.state.names import STEP, kind_of, state_among
 from intarsia.store.reading.folder import Folder
+from intarsia.value.bits import Bits, bits_dtype
 
 
 class TorchDist(MegatronFormat):
@@ -100,6 +105,9 @@ class TorchDist(MegatronFormat):
         found = name_tensors(metadata, table, settled.config, str(root), complain)
         if gathered := [name for name in entries if GATHERED.match(name)]:
             found.cannot_name(_gathered(gathered, root), gathered, "in objects")
+        parts: dict[str, Stored] = {}
+        with going_on(complain):
+            parts = self._joined(found, root, may_be_remainders(arguments_of(common)))
         groups: list[dict[str, Any]] = []
         steps: dict[str, Stored] = {}
         step_bytes = b""
@@ -132,7 +140,22 @@ class TorchDist(MegatronFormat):
             state_unclear=found.unclear,
             problems=tuple(found.problems),
             notes=(*settled.notes, *found.notes),
+            parts=parts,
         )
+
+    def _joined(self, found: MegatronTensors, root: PurePath, looking: bool) -> dict[str, Stored]:
+        """The weights with which main weights are whole; `looking` at numbers that only seem to be."""
+        with Folder(root) as folder:
+
+            def read(stored: Stored, chunk: Chunk) -> Bits:
+                at, size = (
+                    self.locate(folder, stored, chunk),
+                    chunk.box.size * stored.dtype.itemsize,
+                )
+                data = folder.read(chunk.file, at.start_bytes, size)
+                return np.frombuffer(data, bits_dtype(stored.dtype))
+
+            return join_remainders(found, read if looking else None)
 
     def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
         leading = _leading(stored)
