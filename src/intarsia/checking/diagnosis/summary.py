@@ -61,18 +61,21 @@ def missing(side: str, names: Iterable[str], present: Iterable[str]) -> Iterator
     experts = {_expert(p) for p in held}
     groups: dict[str, list[str]] = {}
     for name in names:
-        p, what = place_of(name), "tensors"
+        p, kind = place_of(name), "tensors-missing"
         if p.layer is not None and p.stack in stacks and p.layer_of_stack not in layers:
-            what = "layers"
+            kind = "layers-missing"
         elif p.expert is not None and _expert(p) not in experts:
-            what = "experts"
-        groups.setdefault(what, []).append(name)
-    for what, lost in groups.items():
+            kind = "experts-missing"
+        groups.setdefault(kind, []).append(name)
+    for kind, lost in groups.items():
         text = f"{len(lost):,} tensors"
-        if what != "tensors":
-            number_of = layer_of if what == "layers" else expert_of
+        if kind in _NUMBERED:
+            what, number_of = _NUMBERED[kind]
             text = f"{what} {as_ranges(k for n in lost if (k := number_of(n)) is not None)}"
-        yield Fault(f"{what}-missing", tuple(lost), where(lost), f"missing in {side}: {text}")
+        yield Fault(kind, tuple(lost), where(lost), f"missing in {side}: {text}")
+
+
+_NUMBERED = {"layers-missing": ("layers", layer_of), "experts-missing": ("experts", expert_of)}
 
 
 def _expert(place: ModelPlace) -> tuple[str, int | None, int | None]:
