@@ -102,3 +102,20 @@ def test_a_model_made_by_copying_is_noted_until_it_was_trained(kind: str, tmp_pa
         else:
             assert report.sound, report
             assert any("not trained since" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("other", ["exp_avg_sq", "master"])
+@pytest.mark.one_in(2)
+def test_a_first_moment_that_is_the_second_or_the_main_weight_is_found(
+    format: str, other: str, tmp_path: Path
+) -> None:
+    tensors = trained(weights(2))
+    first = MOMENTS[0]
+    for name in [name for name in tensors if name.startswith(first) and "layers.1." in name]:
+        tensors[name] = tensors[f"optimizer.{other}.{name.removeprefix(first)}"]
+    (fault,) = intarsia.verify(made(clones(tensors), format, tmp_path)).faults
+    assert fault.kind == "tensor-repeated"
+    said = "the weight itself" if (other, format) == ("master", "fsdp_dtensor") else other
+    assert f"exp_avg equals {said} in " in fault.text
+    assert all(name.startswith(first) and "layers.1." in name for name in fault.tensors)

@@ -19,6 +19,9 @@ Experts = dict[int, Matrix]
 _Stack = tuple[str, int | None, str]
 """The template of a list of modules, an expert, and a kind of state."""
 
+_UNLIKE_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "exp_inf", MASTER, "")
+"""What is never equal to a first moment: means and greatest of squares or sizes, and weights."""
+
 _NUMBER = re.compile(r"(?<=\.)(?<!experts\.)\d+(?=\.)")
 
 
@@ -43,7 +46,30 @@ def repeat_faults(
         for fault in shards
         if not all(kind_of(name) and parameter_of(name) in repeated_names for name in fault.tensors)
     )
+    yield from repeated_moments(matrices)
     yield from tied_that_differ(found, tied)
+
+
+def repeated_moments(matrices: Sequence[Matrix]) -> Iterator[Fault]:
+    """First moments that equal what else is stored of their parameter, as where one memory was used for both."""
+    held: dict[tuple[str, ...], dict[str, Matrix]] = {}
+    for matrix in matrices:
+        if matrix[1].telling and (of := _names(matrix)):
+            kinds = held.setdefault(tuple(map(parameter_of, of)), {})
+            kinds[kind_of(of[0])] = matrix
+    equal: dict[str, list[Matrix]] = {}
+    for kinds in held.values():
+        if first := kinds.get("exp_avg"):
+            same = (
+                k for k in _UNLIKE_MOMENTS if k in kinds and kinds[k][1].digest == first[1].digest
+            )
+            for kind in [*same][:1]:
+                equal.setdefault(kind, []).append(first)
+    for kind, moments in equal.items():
+        names = [name for moment in moments for name in _names(moment)]
+        text = f"exp_avg equals {kind or 'the weight itself'} in {len(moments):,} matrices: {few(names, 2)}"
+        elements = sum(p.unit.rows * p.unit.columns for _, p in moments)
+        yield Fault("tensor-repeated", tuple(names), moments[0][0].chunks[0].file, text, elements)
 
 
 def _has_copies(matrices: Sequence[Matrix]) -> bool:

@@ -167,7 +167,8 @@ ALONE = (
             "two layers are equal in every matrix", MEANT,
             row="two layers are equal in every matrix: a pipeline stage was saved twice"),
         FaultKind("tensor-repeated",
-            "two layers have one matrix in common that should differ", MEANT),
+            "two layers have one matrix in common that should differ, or a parameter two states", MEANT,
+            row="two layers have one matrix in common that should differ, or the first moment of a parameter is its second, or its weight (torch's FSDP 1 saves `FULL_STATE_DICT` of an optimizer so on processors, with `use_orig_params`)"),
         FaultKind("tied-differ",
             "the configuration ties two tensors that are both stored, and not equal",
             "find which of the two is meant: whatever ties them ignores one, and Transformers 5 keeps both and ties none;"
