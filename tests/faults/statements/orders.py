@@ -281,6 +281,23 @@ def _by_group(found: re.Match[str], name: str, sides: Sides) -> Predicted:
     return _grouped(name, "query, key and value", sides, order)
 
 
+def _fused_in_one(found: re.Match[str], name: str, sides: Sides) -> Predicted:
+    """One tensor that holds several parts, which lie in another form on each side."""
+    x, axis = sides.a[name].bits, _axis(found["noun"])
+    labels = re.split(r", | and ", found["title"])
+    starts = _starts([int(n.replace(",", "")) for n in found["sizes"].split(", ")])
+
+    def rows(form: str) -> Ints:
+        cuts = re.match(r"in (\d+) (?:groups|shards)", form)
+        told = re.search(r"in the order (.*)", form)
+        order = told[1].split(", ") if told else labels
+        parts = dict(zip(labels, starts, strict=True))
+        shares = [parts[w].reshape(int(cuts[1]) if cuts else 1, -1) for w in order]
+        return np.concatenate(shares, 1).reshape(-1)
+
+    yield np.take(x, np.argsort(rows(found["a"]))[rows(found["b"])], axis)
+
+
 def _cut_elsewhere(found: re.Match[str], name: str, sides: Sides) -> Predicted:
     k = int(found["n"]) * (1 if found["when"] == "late" else -1)
 
@@ -326,6 +343,10 @@ FORMS: list[tuple[str, Callable[[re.Match[str], str, Sides], Predicted]]] = [
     (r"(?P<how>transposed(?:, then read with the shape of A)?|read with the shape of A's transpose)", _transposed),
     (rf"{NOUN} shifted by (?P<n>-?\d+)(?P<around> around the end)?", _shifted),
     (r"content shifted by (?P<n>-?\d+) elements?(?P<around> around the end)?", _shifted_flat),
+    (
+        rf"(?P<title>[a-z, ]+) of (?P<sizes>[\d, ]+) {NOUN} lie (?P<a>.+) in A and (?P<b>.+) in B",
+        _fused_in_one,
+    ),
     (rf"heads permuted: {BLOCKS} come in the order (?P<order>\[.*\]) of A", _listed),
     (rf"shards in the wrong order: {BLOCKS} come in the order (?P<order>\[.*\]) of A", _listed),
     (rf"{NOUN} in another order: (?P<order>\[.*\]) of A{NOWHERE}", _listed),

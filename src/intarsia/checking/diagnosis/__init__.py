@@ -83,7 +83,9 @@ def diagnose(
             second=also_changed(pair.a.name, change, move.score) if change else None,
         )  # fmt: skip
     table = table_for(a.config) or table_for(b.config)
-    related, other = (RelatedTensors(x.manifest.logical, table) for x in (a, b))
+    related, other = (
+        RelatedTensors(x.manifest.logical, table, a.config or b.config) for x in (a, b)
+    )
     left = [u for u in unequal if u.pair not in found]
     found |= _searched(left, open_, related, other, budget, progress)
     findings = tuple(found[u.pair] for u in unequal)

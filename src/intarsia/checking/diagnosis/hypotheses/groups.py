@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from itertools import chain
 
+from intarsia.checking.diagnosis.rearranged.fused import Parts, parts_of
 from intarsia.checking.diagnosis.rearranged.order import Order
 from intarsia.family import Table
+from intarsia.family.config.fields import Config, text_config
 from intarsia.frozen import frozen_open
 from intarsia.layout import Layout, concat
 from intarsia.planning.manifest import Logical
@@ -72,9 +74,13 @@ class Rotary:
 class RelatedTensors:
     """The tensors that belong to one tensor, by the names of the checkpoint and the table of its family."""
 
-    def __init__(self, logical: Mapping[str, Logical], table: Table | None) -> None:
+    def __init__(
+        self, logical: Mapping[str, Logical], table: Table | None, config: Config | None = None
+    ) -> None:
         self.logical = logical
         self.table = table
+        self.config: Config = (table.config if table else config) or {}
+        self.text = text_config(self.config)
         self._orders: dict[tuple[str, ...], Order | None] = {}
 
     def once(self, group: FusedParts, find: Callable[[], Order | None]) -> Order | None:
@@ -104,18 +110,18 @@ class RelatedTensors:
     def heads(self, name: str) -> Heads | None:
         """The heads of an attention projection."""
         found = re.search(r"\.(q|k|v|o)_proj\.", name)
-        if found is None or self.table is None:
+        if found is None:
             return None
         role, shape = found[1], self.logical[name].shape
-        mine = self.query_groups() if role in "kv" else self.table.text.get("num_attention_heads")
+        mine = self.query_groups() if role in "kv" else self.text.get("num_attention_heads")
         axis = 1 if role == "o" else 0
-        if not isinstance(mine, int) or axis >= len(shape) or shape[axis] % mine:
+        if not isinstance(mine, int) or mine < 1 or axis >= len(shape) or shape[axis] % mine:
             return None
         return Heads(axis, mine, shape[axis] // mine)
 
     def rotary(self, name: str) -> Iterator[Rotary]:
         """The parts of a tensor's rows that may be rotary pairs or halves."""
-        text = self.table.text if self.table else {}
+        text = self.text
         shape = self.logical[name].shape
         turned, heads = text.get("qk_rope_head_dim"), text.get("num_attention_heads")
         if turned and heads and shape:  # latent attention turns the end of each head
@@ -125,7 +131,7 @@ class RelatedTensors:
                 yield Rotary(of, width, width - turned, turned)
             return
         if re.search(r"\.(q|k)_norm\.", name):  # one head's, or all heads', as the family has it
-            width = text.get("head_dim") or 0
+            width = text.get("head_dim") or self._width()
             if width and shape and shape[0] % width == 0:
                 part = int(width * (text.get("partial_rotary_factor") or 1))
                 for size in dict.fromkeys((part, width)):
@@ -142,12 +148,22 @@ class RelatedTensors:
                 if shape[0] % width == 0:
                     yield Rotary(shape[0] // width, width, 0, width)
 
+    def _width(self) -> int:
+        """The width of a head, where the configuration leaves it to be derived."""
+        hidden, heads = (self.text.get(x) for x in ("hidden_size", "num_attention_heads"))
+        if not isinstance(hidden, int) or not isinstance(heads, int) or heads < 1:
+            return 0
+        return hidden // heads
+
+    def parts(self, name: str, axis: int) -> Parts | None:
+        """The parts that one tensor holds on an axis, by its name."""
+        shape = self.logical[name].shape
+        stacked = axis == 0 and len(shape) > 2
+        return None if stacked else parts_of(name, self.text, self.config, shape[axis])
+
     def query_groups(self) -> int | None:
         """How many groups of query heads share a key."""
-        if self.table is None:
-            return None
-        found = self.table.text.get("num_key_value_heads")
-        found = found or self.table.text.get("num_attention_heads")
+        found = self.text.get("num_key_value_heads") or self.text.get("num_attention_heads")
         return found if isinstance(found, int) and found > 0 else None
 
     @cached_property

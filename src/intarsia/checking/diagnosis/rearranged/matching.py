@@ -10,6 +10,7 @@ import numpy as np
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypotheses.groups import RelatedTensors
 from intarsia.checking.diagnosis.hypothesis import Hypothesis, Shuffle
+from intarsia.checking.diagnosis.rearranged.fused import named_order
 from intarsia.checking.diagnosis.rearranged.keys import (
     MOST_ROWS,
     Ints,
@@ -70,6 +71,12 @@ def _named(e: Evidence, related: RelatedTensors, axis: int, order: Ints) -> Iter
         text = f"{noun} shifted by {turn} around the end"
         turned = np.roll(np.arange(len(order)), turn)
         yield Hypothesis("shifted", text, along(e.whole, axis, of_runs(turned)), ("turn", turn))
+        return
+    fused = related.parts(e.name, axis)
+    if fused and (known := named_order(fused, order, (e.left, e.right), noun)):
+        yield Hypothesis(
+            known.kind, known.text, along(e.whole, axis, of_runs(known.rows)), (known.text,)
+        )
         return
     blocks = fewest_blocks(order)
     if blocks is None or len(blocks) == len(order):

@@ -1,0 +1,102 @@
+"""One tensor that holds several parts is told by its parts, not by shards of a mesh that never was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import intarsia
+from intarsia.checking.diagnosis.rearranged.fused import Form, named_order, parts_of
+from tests.checkpoints import write_hf
+
+Tensor = torch.Tensor
+NEOX = {"model_type": "gpt_neox", "num_attention_heads": 4}
+FALCON = {"model_type": "falcon", "num_attention_heads": 4, "num_kv_heads": 2}
+TOWER = {"model_type": "clip", "vision_config": {"num_heads": 4}, "num_attention_heads": 7}
+LATENT = {
+    "model_type": "deepseek_v3",
+    "num_attention_heads": 4,
+    "qk_nope_head_dim": 3,
+    "v_head_dim": 5,
+}
+GATED = {"model_type": "none", "num_attention_heads": 4, "head_dim": 6}
+
+
+def by_group(sizes: list[int], groups: int) -> Callable[[Tensor], Tensor]:
+    """Parts that lie one after the other, group by group."""
+    return lambda x: torch.cat([p.reshape(groups, -1, *x.shape[1:]) for p in x.split(sizes)], 1).reshape(x.shape)  # fmt: skip
+
+
+def one_by_one(sizes: list[int], groups: int) -> Callable[[Tensor], Tensor]:
+    """Parts that lie group by group, one after the other."""
+    each = [n // groups for n in sizes]
+    return lambda x: torch.cat([p.reshape(-1, *x.shape[1:]) for p in x.reshape(groups, -1, *x.shape[1:]).split(each, 1)])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "rows", "wrong", "kind", "said"),
+    [
+        (NEOX, "layers.0.attention.query_key_value.weight", 48, one_by_one([16, 16, 16], 4), "qkv-permuted",
+         "query, key and value of 16, 16, 16 rows lie in 4 groups in A and one after the other in B"),
+        (NEOX, "layers.0.attention.query_key_value.weight", 48, lambda x: x.reshape(4, 3, 4, -1)[:, [2, 1, 0]].reshape(x.shape), "qkv-permuted",
+         "query, key and value of 16, 16, 16 rows lie in 4 groups in A and in 4 groups in the order value, key, query in B"),
+        (FALCON, "h.0.self_attention.query_key_value.weight", 64, by_group([32, 16, 16], 2), "qkv-permuted",
+         "query, key and value of 32, 16, 16 rows lie one after the other in A and in 2 groups in B"),
+        (FALCON, "h.0.self_attention.query_key_value.weight", 64, by_group([32, 16, 16], 8), "qkv-interleaved",
+         "query, key and value of 32, 16, 16 rows lie one after the other in A and in 8 shards, as the ranks of tp=8 fuse them, in B"),
+        (TOWER, "visual.blocks.0.attn.qkv.bias", 48, by_group([16, 16, 16], 4), "qkv-permuted",
+         "query, key and value of 16, 16, 16 rows lie one after the other in A and in 4 groups in B"),
+        ({}, "blocks.0.attn.qkv.weight", 48, lambda x: torch.cat(x.chunk(3)[::-1]), "qkv-permuted",
+         "query, key and value of 16, 16, 16 rows lie one after the other in A and one after the other in the order value, key, query in B"),
+        ({}, "layers.0.mlp.gate_up_proj.weight", 48, by_group([24, 24], 4), "gate-up-interleaved",
+         "gate and up of 24, 24 rows lie one after the other in A and in 4 shards, as the ranks of tp=4 fuse them, in B"),
+        (GATED, "layers.0.self_attn.q_proj.weight", 48, one_by_one([24, 24], 4), "components-interleaved",
+         "query and gate of 24, 24 rows lie in 4 groups in A and one after the other in B"),
+    ],
+)  # fmt: skip
+def test_the_parts_of_one_tensor_are_told_in_the_forms_of_both_sides(
+    tmp_path: Path, config: dict[str, Any], name: str, rows: int, wrong: Callable[[Tensor], Tensor], kind: str, said: str
+) -> None:  # fmt: skip
+    shape = (rows,) if name.endswith("bias") else (rows, 20)
+    right = {name: torch.randn(shape, generator=torch.Generator().manual_seed(3))}
+    a = write_hf(tmp_path / "a", right, config or None)
+    b = write_hf(tmp_path / "b", {name: wrong(right[name])}, config or None)
+    (found,) = intarsia.verify(a, b).different
+    assert (found.kind, found.diagnosis.partition(": explains")[0]) == (kind, said)
+    (back,) = intarsia.verify(b, a).different
+    assert back.kind == kind
+
+
+def test_what_latent_attention_fuses_is_told_head_by_head() -> None:
+    parts = parts_of("layers.0.self_attn.kv_b_proj.weight", LATENT, LATENT, 32)
+    assert parts is not None
+    assert (parts.sizes, parts.groups) == ((12, 20), 4)
+    order = named_order(parts, Form(4, (0, 1)).rows(parts), ("A", "B"), "rows")
+    assert order is not None
+    assert order.text == "key and value of 12, 20 rows lie one after the other in A and in 4 groups in B"  # fmt: skip
+
+
+def test_an_order_that_is_no_form_of_the_parts_has_no_name() -> None:
+    parts = parts_of("layers.0.attention.query_key_value.weight", NEOX, NEOX, 48)
+    assert parts is not None
+    reverse = Form(1, (0, 1, 2)).rows(parts)[::-1]
+    assert named_order(parts, reverse, ("A", "B"), "rows") is None
+    assert parts_of("layers.0.self_attn.o_proj.weight", NEOX, NEOX, 48) is None
+
+
+def test_a_configuration_tells_the_heads_of_a_model_without_a_table(tmp_path: Path) -> None:
+    config = {"model_type": "olmo2", "num_attention_heads": 4, "hidden_size": 32}
+    norm, query = (f"model.layers.0.self_attn.{x}.weight" for x in ("q_norm", "q_proj"))
+    seed = torch.Generator().manual_seed(1)
+    right = {norm: torch.randn(32, generator=seed), query: torch.randn(32, 32, generator=seed)}
+    wrong = {
+        norm: right[norm].reshape(4, 2, 4).transpose(1, 2).reshape(32),
+        query: right[query].reshape(4, 8, 32)[[0, 2, 1, 3]].reshape(32, 32),
+    }
+    a, b = (write_hf(tmp_path / x, y, config) for x, y in (("a", right), ("b", wrong)))
+    found = {d.tensor: d.kind for d in intarsia.verify(a, b).different}
+    assert found == {norm: "rope-permuted", query: "heads-permuted"}
