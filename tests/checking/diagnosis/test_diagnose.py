@@ -93,6 +93,9 @@ def test_a_block_of_a_grid_is_named_on_both_axes(tmp_path: Path) -> None:
         (lambda x: x.reshape(24, 80), "reshaped"),
         (lambda x: x[:40], "rows-missing"),
         (lambda x: torch.cat([x, torch.zeros(16, 40)]), "rows-missing"),
+        (lambda x: x[24:], "rows-missing"),
+        (lambda x: torch.cat([x[:20], torch.zeros(5, 40), x[20:], torch.zeros(5, 40)]), "shifted"),
+        (lambda x: torch.cat([x[7:], x[:9]]), "unexplained"),
         (lambda x: torch.ones(3, 3), "unexplained"),
     ],
 )
@@ -100,6 +103,29 @@ def test_other_shapes_are_explained_too(tmp_path: Path, change, kind: str) -> No
     found = compared(tmp_path, W, change(W))
     assert named(found) == [kind]
     assert found.different[0].kind == kind
+
+
+def test_rows_between_the_others_are_counted_on_the_side_that_has_them(tmp_path: Path) -> None:
+    padded = torch.cat([torch.cat([x, torch.zeros(5, 40)]) for x in W.chunk(2)])
+    said = "has 10 rows more, [24:29), [53:58); the others are those of"
+    found, back = compared(tmp_path / "1", W, padded), compared(tmp_path / "2", padded, W)
+    assert f"B {said} A" in found.different[0].diagnosis
+    assert f"A {said} B" in back.different[0].diagnosis
+    assert compared(tmp_path / "3", W, W[24:]).different[0].diagnosis.endswith("B is rows [24:48) of A")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("filled", "text"),
+    [
+        (lambda x: torch.cat([x[:20], torch.zeros(3, 40), x[20:-3]]), "rows from 20 on shifted by 3: explains"),
+        (lambda x: torch.cat([x[:20], x[23:], torch.zeros(3, 40)]), "rows from 20 on shifted by -3: explains"),
+        (lambda x: torch.cat([x[:20], 9 + x[:3], x[20:-3]]), "rows from 20 on shifted by 3; the rest is unexplained"),
+    ],
+)  # fmt: skip
+def test_rows_that_are_put_between_others_shift_what_follows(tmp_path: Path, filled, text: str) -> None:  # fmt: skip
+    found = compared(tmp_path, W, filled(W))
+    assert found.different[0].diagnosis.startswith(text)
+    assert named(found) == ["shifted"]
 
 
 @pytest.mark.parametrize(

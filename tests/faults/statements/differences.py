@@ -126,6 +126,22 @@ def _reshaped(d: Difference, x: Held, y: Held, wrong: list[str]) -> tuple[int, i
         longer, shorter = (x, y) if found[2] == "A" else (y, x)
         held = len(shorter.bits) == n and len(longer.bits) == n + more
         held = held and not beyond_rounding(x.moved(x.bits[:n]), y.moved(y.bits[:n])).any()
+    elif found := re.fullmatch(r"(A|B) is rows \[([\d,]+):([\d,]+)\) of (A|B)", said):
+        longer, shorter = (x, y) if found[4] == "A" else (y, x)
+        rows = longer.bits[number(found[2]) : number(found[3])]
+        held = np.array_equal(rows, shorter.bits)
+    elif found := re.fullmatch(
+        r"(A|B) has ([\d,]+) rows more, (.*); the others are those of (?:A|B) in their order", said
+    ):
+        longer, shorter = (x, y) if found[1] == "A" else (y, x)
+        if "more" not in found[3]:
+            cut = [
+                range(number(a), number(b))
+                for a, b in re.findall(r"\[([\d,]+):([\d,]+)\)", found[3])
+            ]
+            between = [k for each in cut for k in each]
+            held = len(between) == number(found[2])
+            held = held and np.array_equal(np.delete(longer.bits, between, 0), shorter.bits)
     elif said == "":
         return 0, most
     if held is None:

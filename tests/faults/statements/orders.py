@@ -55,6 +55,15 @@ def _shifted(found: re.Match[str], name: str, sides: Sides) -> Predicted:
         yield _taken(x, np.where((order >= 0) & (order < x.shape[axis]), order, -1), axis)
 
 
+def _shifted_from(found: re.Match[str], name: str, sides: Sides) -> Predicted:
+    x, axis, k = sides.a[name].bits, _axis(found["noun"]), int(found["n"])
+    start, n = int(found["start"].replace(",", "")), x.shape[axis]
+    order = np.array(
+        [i if i < start else i - k if start <= i - k < n or k < 0 else -1 for i in range(n)]
+    )
+    yield _taken(x, np.where(order < n, order, -1), axis)
+
+
 def _shifted_flat(found: re.Match[str], name: str, sides: Sides) -> Predicted:
     x, k = sides.a[name].bits, int(found["n"])
     order = np.arange(x.size) - k
@@ -342,6 +351,7 @@ BLOCKS = rf"(?P<count>\d+) blocks of (?P<size>\d+) {NOUN}"
 FORMS: list[tuple[str, Callable[[re.Match[str], str, Sides], Predicted]]] = [
     (r"(?P<how>transposed(?:, then read with the shape of A)?|read with the shape of A's transpose)", _transposed),
     (rf"{NOUN} shifted by (?P<n>-?\d+)(?P<around> around the end)?", _shifted),
+    (rf"{NOUN} from (?P<start>[\d,]+) on shifted by (?P<n>-?\d+)", _shifted_from),
     (r"content shifted by (?P<n>-?\d+) elements?(?P<around> around the end)?", _shifted_flat),
     (
         rf"(?P<title>[a-z, ]+) of (?P<sizes>[\d, ]+) {NOUN} lie (?P<a>.+) in A and (?P<b>.+) in B",

@@ -7,12 +7,16 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from intarsia.checking.diagnosis.finding import UNEXPLAINED, Finding
+from intarsia.checking.diagnosis.rearranged.keys import KEY_ELEMENTS, MOST_ROWS
+from intarsia.checking.diagnosis.rearranged.order import along, of_runs
 from intarsia.checking.diagnosis.where.blocks import may_pad
 from intarsia.checking.pair.differing import same
 from intarsia.checking.pair.pairs import Pair, read, read_windows
 from intarsia.checkpoint import Checkpoint
+from intarsia.errors import few
 from intarsia.layout import Layout
 from intarsia.mesh import Box
+from intarsia.planning.manifest import Logical
 from intarsia.planning.window import windows
 from intarsia.quantised import PartRole
 from intarsia.run.budget import Budget
@@ -43,6 +47,8 @@ def find_reshaped(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> F
             text = f"the first {common[0]:,} rows are equal, {longer} has {more - common[0]:,} more"
             pads = may_pad(x.name, more - common[0], more)
             return found("padding" if pads else "rows-missing", text)
+        if (inserted := _inserted(a, b, pair, budget)) is not None:
+            return found(*inserted)
     return Finding(x.name, UNEXPLAINED, shapes, shapes, shapes, 0, most)
 
 
@@ -58,6 +64,45 @@ def _agrees(
         if not same(left, right, x, y).all():
             return False
     return True
+
+
+def _inserted(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> tuple[str, str] | None:
+    """The kind and the text where one side has all rows of the other in their order, and more."""
+    sides = ("A", a, pair.a), ("B", b, pair.b)
+    (shorter, less, x), (longer, more, y) = sorted(sides, key=lambda side: side[2].shape[0])
+    if x.dtype != y.dtype or not x.size or not 0 < y.shape[0] <= MOST_ROWS:
+        return None
+    keys = [[*_first_elements(side, tensor)] for side, tensor in ((less, x), (more, y))]
+    places, at = list[int](), 0
+    for key in keys[0]:
+        while at < len(keys[1]) and keys[1][at] != key:
+            at += 1
+        places.append(at)
+        at += 1
+    if at > len(keys[1]):
+        return None
+    order = of_runs(np.array(places))
+    layout = along(Layout.of(y.name, y.shape), 0, order)
+    if not _agrees(more, less, Pair(y, x), layout, x.shape, budget):
+        return None
+    first, last = places[0], places[-1]
+    if last - first == len(places) - 1:
+        return "rows-missing", f"{shorter} is rows [{first:,}:{last + 1:,}) of {longer}"
+    between = np.setdiff1d(np.arange(y.shape[0]), places)
+    cuts = np.split(between, np.flatnonzero(np.diff(between) > 1) + 1)
+    listed = few([f"[{cut[0]:,}:{cut[-1] + 1:,})" for cut in cuts], 8)
+    more_rows = f"{longer} has {len(between):,} rows more, {listed}"
+    return "shifted", f"{more_rows}; the others are those of {shorter} in their order"
+
+
+def _first_elements(side: Checkpoint, x: Logical) -> Iterator[bytes]:
+    """What each row begins with."""
+    front = Layout.of(x.name, (x.shape[0], x.size // x.shape[0]))
+    width = min(KEY_ELEMENTS, front.shape[1])
+    part = front.narrow(1, 0, width)
+    raw = side.read_box(side.prove(x.name, part, x.dtype), Box.whole(part.shape)).tobytes()
+    step = width * x.dtype.itemsize
+    return (raw[k : k + step] for k in range(0, len(raw), step))
 
 
 def find_untied(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Finding | None:

@@ -72,7 +72,7 @@ _OF_TWO = (
     ("steps-differ", "the optimizer of one side had counted other steps", "take both of one step of training; where one of the two was trained further, use `intarsia diff A B`"),
     ("bits-flipped", "single bits had flipped", LOST),
     ("damaged-pages", "whole 4 KiB pages, or 512-byte sectors, of a file had been lost or overwritten: a disk's damage, or an incomplete write", LOST),
-    ("rows-missing", "one side lacked the last rows of a tensor: a rank's shard that was taken for all of it, or padding that is on the other side", ROWS),
+    ("rows-missing", "one side lacked the first or the last rows of a tensor: a rank's shard that was taken for all of it, or padding that is on the other side", ROWS),
     ("padding", "only the last rows of a vocabulary differed, or one side alone had them: padding, if no token has these rows", PADDING),
 )  # fmt: skip
 

@@ -72,6 +72,15 @@ def _named(e: Evidence, related: RelatedTensors, axis: int, order: Ints) -> Iter
         turned = np.roll(np.arange(len(order)), turn)
         yield Hypothesis("shifted", text, along(e.whole, axis, of_runs(turned)), ("turn", turn))
         return
+    if (later := _shifted_from(order)) and most:
+        start, by = later
+        every = np.arange(len(order))
+        every[start:] -= by
+        every[start : start + max(by, 0)] = -1
+        every[every >= len(order)] = -1
+        text = f"{noun} from {start:,} on shifted by {by}"
+        yield Hypothesis("shifted", text, along(e.whole, axis, of_runs(every)), (start, by))
+        return
     fused = related.parts(e.name, axis)
     if fused and (known := named_order(fused, order, (e.left, e.right), noun)):
         yield Hypothesis(
@@ -211,6 +220,23 @@ def _turn(order: Ints) -> int:
     if not by or n // gcd(n, by) <= MOST_TURNED:
         return 0
     return by if 2 * by <= n else by - n
+
+
+def _shifted_from(order: Ints) -> tuple[int, int] | None:
+    """The row from which on all lie later, or earlier, by one number, those before it being in place.
+
+    >>> _shifted_from(np.array([0, 1, 2, -1, 3, 4])), _shifted_from(np.array([0, 1, 3, 4, 5, -1]))
+    ((3, 1), (2, -1))
+    """
+    here, gaps = np.arange(len(order)), np.arange(len(order)) - order
+    moved = np.flatnonzero((order >= 0) & (gaps != 0))
+    kept = np.flatnonzero((order >= 0) & (gaps == 0))
+    if not len(moved) or not len(kept) or kept[-1] > moved[0] or len({*gaps[moved].tolist()}) > 1:
+        return None
+    by, after = int(gaps[moved[0]]), int(kept[-1]) + 1
+    start = after if by > 0 else int(moved[0])
+    known = np.count_nonzero(order[after:] < 0)
+    return (start, by) if known <= abs(by) and len(here) > start + abs(by) else None
 
 
 def strided(blocks: Sequence[int]) -> tuple[int, int] | None:
