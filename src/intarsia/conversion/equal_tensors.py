@@ -36,6 +36,6 @@ def _tied(first: str, name: str) -> CoverageError:
 
 def _numbers(first: str, name: str) -> CoverageError:
     return CoverageError(
-        f"`{first}` and `{name}` differ, and one number would have to stand for both",
+        f"`{first}` and `{name}` differ, and the destination has one number for both",
         hint="the parameters were not trained together; leave the state out with --optimizer drop",
     )

@@ -67,7 +67,7 @@ def unpack(data: bytes, where: str) -> Any:
 def _plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         if is_dtensor(value):
-            raise UsageError("it holds a DTensor, of which each rank has a part")
+            raise UsageError("it holds a DTensor, and each rank has only a part of it")
         if value.is_nested or value.layout is not torch.strided:
             raise UsageError(f"it holds a tensor of layout {value.layout}")
         held = value.detach().cpu().resolve_conj().resolve_neg().contiguous()

@@ -224,7 +224,7 @@ def test_half_of_a_layer_that_may_be_left_out_is_a_fault(tmp_path: Path) -> None
     without = {n: x for n, x in tensors.items() if not n.startswith(ahead)}
     report = intarsia.verify(write_hf(tmp_path / "without", without, config))
     assert report.sound, report
-    assert any("of which nothing is stored" in note for note in report.notes)
+    assert any("nothing of it is stored" in note for note in report.notes)
 
 
 def test_memory_and_workers_change_nothing(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_columns_that_are_in_other_groups_are_no_other_layers(tmp_path: Path, fl
     count = int((order != tensors[ORDER]).sum())
     assert found.elements == count
     assert found.diagnosis == (
-        f"{count} of 64 columns are in other groups, of which each has as many columns in A as in B"
+        f"{count} of 64 columns are in other groups; each group has as many columns in A as in B"
     )
 
 

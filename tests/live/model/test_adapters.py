@@ -64,7 +64,7 @@ def test_a_checkpoint_of_the_model_inside_fills_it_and_leaves_the_adapters(base:
     assert sorted(report.kept) == sorted(n for n in report.kept if is_adapters(n))
     assert len(report.kept) == 10
     for name, why in report.kept.items():
-        assert ("still of those" in why) == ("modules_to_save" in name)
+        assert ("still holds those" in why) == ("modules_to_save" in name)
     words = ("base_model.model.", "base_layer.", "original_module.")
     for name, x in state(model).items():
         if is_adapters(name):

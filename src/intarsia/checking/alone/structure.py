@@ -101,7 +101,7 @@ def layers_left_out(manifest: Manifest) -> Iterator[str]:
     for layer, names in optional_layers(table).items() if table else ():
         if not any(name in manifest.logical for name in names):
             at = layer.rstrip(".")
-            yield f"the configuration describes {at}, of which nothing is stored; that is allowed"
+            yield f"the configuration describes {at}; nothing of it is stored, which is allowed"
 
 
 def bad_tilings(manifest: Manifest) -> Iterator[Fault]:

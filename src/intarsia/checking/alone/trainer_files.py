@@ -36,7 +36,7 @@ def trainer_file_faults(manifest: Manifest, budget: Budget) -> tuple[list[Fault]
             if not found and {OPTIMIZER, SCHEDULE} <= {*held}:
                 found += files_of_other_steps(folder, run)
         if lost := lost_half(manifest.inventory, bool(state_among(manifest.logical))):
-            text = f"{lost}: Trainer goes on at that step with moments that begin anew"
+            text = f"{lost}: Trainer would go on from that step with new, empty moments"
             found.append(Fault("state-missing", (), root.name, text))
     return [x for x in found if isinstance(x, Fault)], [x for x in found if isinstance(x, str)]
 

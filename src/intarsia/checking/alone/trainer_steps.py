@@ -40,7 +40,7 @@ def files_of_other_steps(folder: Folder, run: int | None) -> Iterator[Fault | st
     if optimizer == schedule:
         yield (
             f"{OPTIMIZER} and {SCHEDULE} count {schedule:,} steps, {STEPS} {run:,}: loss scaling skipped steps,"
-            " or both began anew, or they are another save's"
+            " or both were restarted, or they are another save's"
         )
     elif schedule == run or (optimizer == run and schedule < run):
         lost, count = (OPTIMIZER, optimizer) if schedule == run else (SCHEDULE, schedule)

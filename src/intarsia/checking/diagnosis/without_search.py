@@ -141,7 +141,7 @@ def find_regrouped(a: Checkpoint, b: Checkpoint, pair: Pair) -> Finding | None:
     if not np.array_equal(np.sort(left), np.sort(right)):
         return None
     count = int(np.count_nonzero(left != right))
-    said = "columns are in other groups, of which each has as many columns in A as in B"
+    said = "columns are in other groups; each group has as many columns in A as in B"
     text = f"{count:,} of {pair.a.size:,} {said}"
     return Finding(pair.a.name, "rows-permuted", text, said, said, count, count)
 

@@ -76,8 +76,8 @@ class Comparison:
         if not self.rounded:
             return "bit by bit"
         return (
-            f"bit by bit except {self.rounded:,} weights, of which one side stores only the main"
-            " weights: rounded, they are equal; their digests differ"
+            f"bit by bit except {self.rounded:,} weights that one side stores only as main"
+            " weights: these are equal once rounded; their digests differ"
         )
 
     @property

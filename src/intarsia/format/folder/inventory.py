@@ -59,7 +59,7 @@ TRAINING = (
 """What Trainer and accelerate keep beside a model, to go on with its training."""
 
 _MADE_ANEW = {
-    DIGESTS: "digests of these very files; those of the result are taken anew",
+    DIGESTS: "digests of these files; the result gets its own",
     HEADERS: "what headers of safetensors files say; read, and written with the result",
 }
 

@@ -12,8 +12,8 @@ ON_META = "it is on `meta`, and neither the checkpoint nor the model says what i
 NOT_HANDED = "the state_dict() of its module does not return it"
 ADAPTER = "PEFT added it to the model, and the checkpoint holds no adapter"
 OF_WEIGHTS = (
-    "PEFT added it to the model, made from weights that the model had before and still of those, and"
-    " the checkpoint holds no adapter"
+    "PEFT added it to the model, made from the weights that the model had before"
+    " this load; it still holds those, and the checkpoint holds no adapter"
 )
 _OF_WEIGHTS = {"modules_to_save", "lora_magnitude_vector"}
 """What PEFT calls copies of the model's own modules, and DoRA's norms of its weights."""

@@ -92,6 +92,6 @@ def check_shared(keys: Sequence[str], optimizer: Any) -> None:
         key = keys[0].removeprefix(SHARED_STATE)
         raise UsageError(
             f"`{key}` is state of one of {len(optimizer.each)} optimizers, and belongs to no"
-            " parameter that would say of which one",
+            " parameter, so nothing says which one",
             hint="keep it in the groups of its optimizer, or in `extra`",
         )

@@ -196,7 +196,7 @@ def test_counters_that_differ_are_not_put_into_one(tmp_path: Path) -> None:
     state = load_file(file)
     state["optimizer.step.model.layers.1.self_attn.v_proj.weight"] += 1
     save_file(state, file, {"format": "pt"})
-    with pytest.raises(CoverageError, match="differ, and one number would have to stand for both"):
+    with pytest.raises(CoverageError, match="differ, and the destination has one number for both"):
         to_fsdp(source, tmp_path / "fsdp")
 
 
