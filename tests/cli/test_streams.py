@@ -110,6 +110,21 @@ def test_a_tilde_is_the_home_folder(
     assert not (src / "~").exists()
 
 
+@pytest.mark.parametrize("to", ["hf", "dcp", "torch_dist"])
+def test_the_working_folder_by_its_dots_is_the_same_checkpoint(
+    src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
+) -> None:
+    intarsia.convert(src, tmp_path / "run" / "out", to=to)
+    folder = next((tmp_path / "run" / "out").glob("iter_*"), tmp_path / "run" / "out")
+    (folder / "below").mkdir()
+    monkeypatch.chdir(folder)
+    for words in (("inspect",), ("verify",), ("plan", "--to", "hf")):
+        wanted, found = (cli(*words, path, "--json").json for path in (folder, "."))
+        assert found == wanted, words
+    monkeypatch.chdir("below")
+    assert cli("inspect", "..", "--json").json == cli("inspect", folder, "--json").json
+
+
 def test_an_interrupt_of_a_command_that_commits_nothing_says_no_more(src, monkeypatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

@@ -30,7 +30,10 @@ def entry_at(path: PurePath, *, follow: bool = True) -> DirectoryEntry | None:
 
 
 def expanded(path: PurePath) -> Path:
-    """The path that a user gives, `~` being the home folder; relative ones need a working folder."""
+    """The path that a user gives, `~` being the home folder; relative ones need a working folder.
+
+    One that ends in no name, `.` or `..`, is the folder that it leads to: its parent would be another's.
+    """
     where = Path(os.path.expanduser(path))
     if not where.is_absolute():
         try:
@@ -40,7 +43,7 @@ def expanded(path: PurePath) -> Path:
                 f"the working folder no longer exists, so {where} cannot be resolved",
                 hint="change to a folder that exists, or give an absolute path",
             ) from error
-    return where
+    return where if where.name not in ("", "..") else Path(os.path.realpath(where))
 
 
 def absolute_path(path: PurePath) -> Path:
