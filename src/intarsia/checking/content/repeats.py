@@ -53,7 +53,7 @@ def repeat_faults(
 def repeated_moments(matrices: Sequence[Matrix]) -> Iterator[Fault]:
     """First moments that equal what else is stored of their parameter, as where one memory was used for both."""
     held: dict[tuple[str, ...], dict[str, Matrix]] = {}
-    for matrix in matrices:
+    for matrix in matrices if _has_copies(matrices) else ():
         if matrix[1].telling and (of := _names(matrix)):
             kinds = held.setdefault(tuple(map(parameter_of, of)), {})
             kinds[kind_of(of[0])] = matrix
