@@ -189,6 +189,23 @@ def test_a_prompt_is_an_adapter_too(tmp_path: Path) -> None:
     assert_same(dict(model.base_model.state_dict()), dict(truth.state_dict()))
 
 
+def test_state_of_what_peft_put_beside_the_model_is_found_where_torch_saved_it(
+    tmp_path: Path,
+) -> None:
+    config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    models = [get_peft_model(small(seed), config) for seed in (1, 2)]
+    prompts = [model.prompt_encoder.default.embedding.weight for model in models]
+    one, two = (torch.optim.AdamW([prompt]) for prompt in prompts)
+    models[0](torch.tensor([[1, 2, 3]])).logits.square().sum().backward()
+    one.step()
+    weights, state = get_state_dict(models[0], one)
+    dcp.save({"model": weights, "optim": state}, checkpoint_id=tmp_path, no_dist=True)
+    report = intarsia.load(tmp_path, into=models[1], optimizer=two)
+    assert not report.never_stepped
+    assert_same(two.state[prompts[1]], one.state[prompts[0]])
+    assert_same(dict(models[1].state_dict()), dict(models[0].state_dict()))
+
+
 def with_experts(seed: int) -> Any:
     """Two parameters of one module with an adapter each: PEFT wraps the module twice."""
     torch.manual_seed(seed)

@@ -33,7 +33,8 @@ from intarsia.state.names import StateName, kinds_by_parameter
 
 
 def rows_of_state(rows: Mapping[str, Param], manifest: Manifest) -> Mapping[str, Param]:
-    """The rows of parameters, by the names that their state has where only weights have DDP's word in theirs.
+    """The rows of parameters, by the names that their state has where only weights have DDP's word in theirs,
+    or the key of their section, as what PEFT adds beside the model.
 
     Torch's get_optimizer_state_dict takes that word out, and a state dict of the wrapper's own has it.
     """
@@ -44,7 +45,7 @@ def rows_of_state(rows: Mapping[str, Param], manifest: Manifest) -> Mapping[str,
     for name, row in rows.items() if bare_ones else ():
         at, plain = row.layout.tensors, bare(name)
         alone = len(at) == 1 and at[0] not in stated and plain in bare_ones
-        if alone and without_wrappers(at[0], {plain}) is not None:
+        if alone and (at[0].endswith(f".{plain}") or without_wrappers(at[0], {plain}) is not None):
             found[name] = replace(
                 row, name=plain, layout=row.layout.rename({at[0]: plain}.__getitem__)
             )
