@@ -20,6 +20,7 @@ from typing import Any, TypeGuard
 
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import FormatError
+from intarsia.format.megatron.keys import Key
 from intarsia.format.optimizer_state.learning_rates import OVERRIDES
 from intarsia.format.optimizer_state.parameter_groups import (
     ParameterGroup,
@@ -249,7 +250,12 @@ def _group_of(
     args: Mapping[str, Any] | None,
 ) -> dict[str, Any] | None:
     """The group of what is stored: by the axes of the parameter, since states may be stored flat."""
-    place = group_for(groups, s.name, len(logical[s.layout.tensors[0]].shape), args)
+    first = s.layout.tensors[0]
+    key = Key.parse(
+        parameter_of(first)
+    )  # under Megatron's own names axes may count layers and experts
+    axes = len(logical[first].shape) - key.stacked - key.of_experts
+    place = group_for(groups, s.name, axes, args)
     return None if place is None else groups[place]
 
 

@@ -23,9 +23,11 @@ from intarsia.format.megatron.optimizer.state_tensors import (
     state_of,
     state_row,
 )
-from intarsia.mesh import Box, Shape
+from intarsia.layout import whole_layout
+from intarsia.mesh import Box, Rule, Shape
 from intarsia.planning.manifest import Chunk, Stored
 from intarsia.state.names import ROOT
+from intarsia.value import PLAIN
 
 _CHAINED = re.compile(r"^chained_\d+\.optimizer\.")
 
@@ -42,7 +44,7 @@ def name_tensors(
         _with_table(found, metadata, table, where, complain)
         return found
     for record in metadata.tensors.values():
-        found.add(_as_stored(record))
+        _add_by_name(found, record, metadata.extra, complain)
     why = "no config.json, and the stored arguments do not determine the family"
     if config is not None:
         why = f"model_type {config.get('model_type')!r} has no table"
@@ -68,7 +70,7 @@ def _with_table(
         if not parts:
             foreign = not is_megatron_name(record.name)
             (carried if foreign else unknown).append(record.name)
-            parts = [stored_record(record)]
+            _add_by_name(found, record, metadata.extra, complain)
         for stored in parts:
             found.add(stored, table.logical)
     if carried:
@@ -109,6 +111,27 @@ def _add_buckets(
         for record in buckets:
             found.add(_as_stored(record))
         found.cannot_name(error, [r.name for r in buckets], "in Megatron's buckets")
+
+
+def _add_by_name(
+    found: MegatronTensors, record: TensorRecord, extra: Mapping[str, Any], complain: Complain
+) -> None:
+    """Add a tensor under its own name: optimizer state has that of its parameter, and the parameter's shape."""
+    state = None if is_bucket(record.name) else state_of(record.name)
+    if state is None:
+        found.add(_as_stored(record))
+        return
+    kind, key = state
+    flat = flattened_shape(extra, record.name, 0)
+    row = Param(key, whole_layout(key, flat or record.shape), Rule(), PLAIN)
+    try:
+        row = state_row(flatten_shards(row, record.shape, record.name) if flat else row, kind)
+    except FormatError as error:
+        complain(Complaint(error, record.files, (record.name,)))
+        found.add(_as_stored(record))
+        return
+    stored = Stored(row.name, record.dtype, row.layout, record.chunks, key=record.name)
+    found.add(stored, {key: flat or record.shape})
 
 
 def _as_stored(record: TensorRecord) -> Stored:
