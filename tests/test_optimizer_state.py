@@ -476,7 +476,9 @@ def test_single_numbers_of_experts_that_differ_are_not_fused(
     file, held = of_each_expert
     held["optimizer.mu_product.model.layers.1.mlp.experts.2.up_proj.weight"] *= 2
     save_file(held, file)
-    with pytest.raises(CoverageError, match=r"mu_product.* differ, and the destination has one number"):
+    with pytest.raises(
+        CoverageError, match=r"mu_product.* differ, and the destination has one number"
+    ):
         intarsia.convert(tmp_path / "hf", tmp_path / "out", to="dcp", dialect="hf-module")
     model, optimizer = with_fused_experts("NAdam", 4)
     with pytest.raises(intarsia.IntarsiaError, match=r"mu_product.* and one parameter holds them"):

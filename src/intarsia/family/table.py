@@ -103,9 +103,9 @@ class Table(Fields):
         text = (self.hf, self.module, "lm_head.", "mtp.")
         return self.wrapped and not name.startswith(text)
 
-    def wrap(self, hf: str, module: str) -> None:
+    def wrap(self, hf: str) -> None:
         """Say what the text model's names begin with inside a vision-language wrapper."""
-        self.hf, self.module, self.megatron = hf, module, "language_model."
+        self.hf, self.module, self.megatron = hf, "model.language_model.", "language_model."
 
     def layers(self) -> Iterator[Layer]:
         """Every layer of the decoder, with its names in each dialect."""

@@ -48,7 +48,7 @@ class Cover:
         return self.missing[0][:2] if self.missing else None
 
 
-def cover(dst: Layout, sources: Iterable[Layout], shown: int = SHOWN) -> Cover:
+def cover(dst: Layout, sources: Iterable[Layout]) -> Cover:
     """Count the places of `dst` that `sources` write, and name what is missing or doubled.
 
     >>> w = Layout.of("w", (4, 3))
@@ -58,7 +58,7 @@ def cover(dst: Layout, sources: Iterable[Layout], shown: int = SHOWN) -> Cover:
     sources, held = list(sources), by_tensor(dst)
     covered, doubled = tally([c.flip() for src in sources for c in copies_to(src, held)])
     wanted = dst.mapped
-    missing = tuple(_missing(dst, sources, shown)) if covered < wanted else ()
+    missing = tuple(islice(_missing(dst, sources), SHOWN)) if covered < wanted else ()
     twice = _first_doubled(dst, sources) if doubled else None
     return Cover(wanted, covered, doubled, missing, twice)
 
@@ -190,18 +190,14 @@ def _twice(pieces: Sequence[Piece], lo: int, hi: int) -> int:
     return tally([q for p in pieces for q in clip(p, lo, hi)])[1]
 
 
-def _missing(dst: Layout, sources: list[Layout], shown: int) -> Iterator[tuple[str, int, int]]:
+def _missing(dst: Layout, sources: list[Layout]) -> Iterator[tuple[str, int, int]]:
     for tensor in dst.tensors:
         wanted, held = _held([dst], tensor), _held(sources, tensor)
 
         def absent(lo: int, hi: int, w: list[Piece] = wanted, h: list[Piece] = held) -> int:
             return once(w + h, lo, hi) - once(h, lo, hi)
 
-        for lo, hi in ranges(0, _end(wanted), absent):
-            if shown == 0:
-                return
-            shown -= 1
-            yield tensor, lo, hi
+        yield from ((tensor, lo, hi) for lo, hi in ranges(_end(wanted), absent))
 
 
 def _first_doubled(dst: Layout, sources: list[Layout]) -> tuple[str, int] | None:
@@ -211,7 +207,7 @@ def _first_doubled(dst: Layout, sources: list[Layout]) -> tuple[str, int] | None
         held = _held(sources, tensor)
         for q in _held([dst], tensor):
             both = [r for h in held for r in meet(_itself(q), h)]
-            twice = ranges(0, _end(both), partial(_twice, both))
+            twice = ranges(_end(both), partial(_twice, both))
             found += [lo for lo, _ in islice(twice, 1)]
         if found:
             return tensor, min(found)
@@ -224,10 +220,10 @@ def _itself(p: Piece) -> Piece:
     return Piece(p.tensor, p.at, p.at, tuple(loops))
 
 
-def ranges(lo: int, hi: int, count: Callable[[int, int], int]) -> Iterator[tuple[int, int]]:
-    """The maximal ranges in `[lo, hi)` that are full, where `count` counts what lies in a range."""
+def ranges(end: int, count: Callable[[int, int], int]) -> Iterator[tuple[int, int]]:
+    """The maximal ranges in `[0, end)` that are full, where `count` counts what lies in a range."""
     pending: tuple[int, int] | None = None
-    todo = [(lo, hi)]
+    todo = [(0, end)]
     while todo:
         lo, hi = todo.pop()
         n = count(lo, hi) if lo < hi else 0

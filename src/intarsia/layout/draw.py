@@ -112,7 +112,7 @@ def _padding(layout: Layout) -> list[tuple[int, str, str]]:
     free = layout.size - tally(layout.pieces)[0]
     if not free:
         return []
-    unfilled = ranges(0, layout.size, lambda lo, hi: hi - lo - once(layout.pieces, lo, hi))
+    unfilled = ranges(layout.size, lambda lo, hi: hi - lo - once(layout.pieces, lo, hi))
     gaps = list(islice(unfilled, BLOCKS))
     if len(gaps) == BLOCKS:
         return [(layout.size, f"{free:,} places", "padding")]

@@ -159,8 +159,8 @@ def _alike(values: NDArray[Any]) -> bool:
     return bool(not len(values) or (values == values[0]).all())
 
 
-def runs(marks: NDArray[np.bool_], most: int = 4) -> tuple[Run, ...]:
-    """The longest stretches of marks, as `(first, end)`.
+def runs(marks: NDArray[np.bool_]) -> tuple[Run, ...]:
+    """The four longest stretches of marks, as `(first, end)`.
 
     >>> runs(np.array([True, False, True, True]))
     ((2, 4), (0, 1))
@@ -169,7 +169,7 @@ def runs(marks: NDArray[np.bool_], most: int = 4) -> tuple[Run, ...]:
         return ()
     edges = np.flatnonzero(np.diff(marks.astype(np.int8), prepend=0, append=0))
     pairs = edges.reshape(-1, 2)
-    longest = np.argsort(pairs[:, 0] - pairs[:, 1], kind="stable")[:most]
+    longest = np.argsort(pairs[:, 0] - pairs[:, 1], kind="stable")[:4]
     return tuple((int(lo), int(hi)) for lo, hi in pairs[longest])
 
 

@@ -20,7 +20,7 @@ BEFORE_AND_AFTER = (
 def fill(t: Table) -> None:
     t.centered, head = True, "lm_head.weight"
     if t.wrapped:
-        t.wrap("language_model.model.", "model.language_model.")
+        t.wrap("language_model.model.")
         head = "language_model.lm_head.weight"
     hidden, bias = t.number("hidden_size"), t.flag("attention_bias")
     third = t.family.startswith("gemma3")

@@ -17,7 +17,7 @@ TIED = ("ernie4_5", "smollm3")
 def fill(t: Table) -> None:
     head = "lm_head.weight"
     if t.wrapped:
-        t.wrap("language_model.model.", "model.language_model.")
+        t.wrap("language_model.model.")
         head = "language_model.lm_head.weight"
     every = t.flag("use_bias")  # Ernie's one word for all of them
     bias = t.flag("attention_bias", every or t.family == "seed_oss")

@@ -12,7 +12,7 @@ from intarsia.family.table import Table
 
 def fill(t: Table) -> None:
     if t.family != "qwen2":
-        t.wrap("model.", "model.language_model.")
+        t.wrap("model.")
     decoder.embeddings(t)
     for at in t.layers():
         decoder.norms(at)

@@ -11,7 +11,7 @@ from intarsia.family.table import Table
 
 def fill(t: Table) -> None:
     if t.wrapped:
-        t.wrap("model.language_model.", "model.language_model.")
+        t.wrap("model.language_model.")
     bias = t.flag("attention_bias")
     decoder.embeddings(t)
     for at in t.layers():

@@ -17,7 +17,7 @@ def fill(t: Table) -> None:
     t.centered = True
     sparse = "moe" in t.family
     if t.wrapped:
-        t.wrap("model.language_model.", "model.language_model.")
+        t.wrap("model.language_model.")
     kinds = layer_kinds(t)
     decoder.embeddings(t)
     for at in t.layers():
