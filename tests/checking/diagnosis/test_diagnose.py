@@ -105,6 +105,29 @@ def test_other_shapes_are_explained_too(tmp_path: Path, change, kind: str) -> No
     assert found.different[0].kind == kind
 
 
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_what_is_cut_within_an_element_and_filled_up_is_zero_from_there_on(
+    tmp_path: Path, kept: int
+) -> None:
+    raw = W.view(torch.uint8).reshape(-1).clone()
+    raw[4 * 1130 + kept :] = 0
+    other = raw.view(torch.float32).reshape(W.shape)
+    found = compared(tmp_path / "1", W, other)
+    assert named(found) == ["rank-zero"]
+    said = "is zero where it differs, but for bytes of the first element"
+    assert f"elements 1,130 to 1,919 of B {said}" in found.faults[0].text
+    assert f"of A {said}" in compared(tmp_path / "2", other, W).faults[0].text
+    other.view(-1)[1130] = 3.0
+    assert named(compared(tmp_path / "3", W, other)) == ["rank-stale"]
+
+
+def test_inverted_numbers_are_told(tmp_path: Path) -> None:
+    scales = 1e-4 * (1 + torch.rand(48, 40, generator=torch.Generator().manual_seed(2)))
+    found = compared(tmp_path, scales, 1 / scales)
+    assert named(found) == ["scaled"]
+    assert found.different[0].diagnosis.startswith("B is one divided by A: explains 1,920 of 1,920")
+
+
 def test_rows_between_the_others_are_counted_on_the_side_that_has_them(tmp_path: Path) -> None:
     padded = torch.cat([torch.cat([x, torch.zeros(5, 40)]) for x in W.chunk(2)])
     said = "has 10 rows more, [24:29), [53:58); the others are those of"

@@ -222,13 +222,14 @@ def _content(text: str, cuts: list[tuple[int, int, int]], x: Held, y: Held, diff
     if text == "differs, the rest is equal":
         return True
     found = re.fullmatch(
-        r"of (A|B) is (zero where it differs|NaN where it differs|a copy of block (\d+))", text
-    )
+        r"of (A|B) is (zero where it differs|NaN where it differs|a copy of block (\d+))"
+        r"(, but for bytes of the first element)?", text,
+    )  # fmt: skip
     if not found:
         return False
     mine = y if found[1] == "B" else x
     if found[2].startswith("zero"):
-        return bool((mine.numbers[differ] == 0).all())
+        return bool((mine.numbers[differ][1 if found[4] else 0 :] == 0).all())
     if found[2].startswith("NaN"):
         return bool(np.isnan(mine.numbers[differ]).all())
     box = [slice(int(k.min()), int(k.max()) + 1) for k in np.nonzero(differ)]

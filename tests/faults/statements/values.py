@@ -120,6 +120,10 @@ def _times(found: re.Match[str]) -> Claim:
     return holds
 
 
+def _inverted(found: re.Match[str]) -> Claim:
+    return lambda x, y: np.asarray(np.abs(x.numbers * y.numbers - 1) <= _step(x, y) + PRINTED)
+
+
 def _plus(found: re.Match[str]) -> Claim:
     n = float(found["n"]) * (1 if found["sign"] == "plus" else -1)
 
@@ -197,6 +201,7 @@ FORMS: list[tuple[str, Callable[[re.Match[str]], Claim]]] = [
     (r"one bit of an element flipped", lambda found: _one_bit),
     (rf"(?P<nearly>nearly )?every element of (?P<side>A|B) is {N}", _constant),
     (rf"(?P<side>A|B) is (?:A|B) times {N}", _times),
+    (r"(?:A|B) is one divided by (?:A|B)", _inverted),
     (rf"(?P<side>A|B) is (?:A|B) (?P<sign>plus|minus) {N}", _plus),
     (
         r"(?P<side>A|B) is (?:A|B) times a factor for every (?P<what>row|column|block of (?P<rows>\d+) x (?P<columns>\d+)),"

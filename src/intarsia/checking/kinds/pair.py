@@ -63,7 +63,7 @@ _OF_TWO = (
     ("rounded", "one side had passed through a narrower type, or a norm had been centred on another value and back", ROUNDED),
     ("dtype-changed", "the element type alone had changed", NARROWER),
     ("dtype-relabelled", "the same bits were called another element type, such as fp16 for bf16", RELABELLED),
-    ("scaled", "numbers were multiplied: all alike, or by a factor for every row, column or block, as where the scales of a quantised matrix were left out", CHANGED),
+    ("scaled", "numbers were multiplied: all alike, or by a factor for every row, column or block, as where the scales of a quantised matrix were left out; or inverted, as scales of another convention are", CHANGED),
     ("constant-added", "a constant had been added to every number, as to a norm that is centred on another value", CHANGED),
     ("signs-flipped", "numbers were negated", CHANGED),
     ("zero", "numbers had been lost: one side is zero", LOST),

@@ -72,6 +72,8 @@ def value_hypotheses(e: Evidence) -> Iterator[Hypothesis]:
     yield from _flipped(a == b)
     step = max(STEP.get(a.name, 0.0), STEP.get(b.name, 0.0)) or 0.13
     yield from _estimated(e, step)
+    text = f"{right} is one divided by {left}"
+    yield Hypothesis("scaled", text, partial(_inverted, step))
     yield from scale_hypotheses(e, step)
 
 
@@ -151,6 +153,11 @@ def _round(number: float, step: float) -> float:
 def _scaled(factor: float, step: float, w: BitsOfPair) -> Mask:
     with np.errstate(invalid="ignore", over="ignore"):
         return _close(w.v, w.u * factor, step * np.abs(w.v))
+
+
+def _inverted(step: float, w: BitsOfPair) -> Mask:
+    with np.errstate(invalid="ignore", over="ignore"):
+        return _close(w.u * w.v, np.ones_like(w.u), np.full_like(w.u, step))
 
 
 def _added(constant: float, step: float, w: BitsOfPair) -> Mask:

@@ -15,11 +15,14 @@ from intarsia.checking.diagnosis.where.elements import DENSE, AxisBlock, Differi
 from intarsia.checking.diagnosis.where.whereabouts import Whereabouts
 from intarsia.checking.naming import is_of_tokens
 from intarsia.checkpoint import Checkpoint
+from intarsia.layout import unravel
 from intarsia.mesh import Box, share
 
 OF_PLACES = ("zero", "nan")
 """Values that show what a wrong block holds; alone they explain only a whole tensor."""
 
+
+BUT_BYTES = ", but for bytes of the first element"
 
 Tried = list[tuple[Score, Hypothesis]]
 
@@ -38,6 +41,9 @@ def wrong_block(e: Evidence, where: Whereabouts, tried: Tried) -> Finding | None
         if lost(score, h):
             content, side = h.kind, h.side
             break
+    cut = "" if content != "stale" else _cut_short(e, elements, tried)
+    if cut:
+        content, side = "zero", cut
     if _pads(e, elements, content):
         first = elements.box.offsets[0]
         text = f"only rows {first:,} to {e.shape[0] - 1:,} differ, the last of the vocabulary"
@@ -52,7 +58,7 @@ def wrong_block(e: Evidence, where: Whereabouts, tried: Tried) -> Finding | None
         whole = elements.box.size - (flat.last + 1 - flat.first) <= e.shape[-1] // 8
         cuts, flat = (cuts, None) if whole or not flat.parts else (None, flat)
     if not cuts and not odd and not flat:
-        return None if content == "stale" else _lost_somewhere(e, content, side, where)
+        return None if content == "stale" or cut else _lost_somewhere(e, content, side, where)
     block = " and ".join(map(str, cuts or ())) or (str(flat) if flat else "")
     block = block or f"the part in {', '.join(where.files)}"
     copied = _copied_from(e, elements) if cuts and content == "stale" else None
@@ -66,11 +72,29 @@ def wrong_block(e: Evidence, where: Whereabouts, tried: Tried) -> Finding | None
         said = "differs, the rest is equal"
     else:
         said = f"of {side} is {'NaN' if content == 'nan' else 'zero'} where it differs"
+        said += BUT_BYTES if cut else ""
     key: tuple[object, ...] = tuple((c.parts, c.rank) for c in cuts or ()) or where.files
     if flat:
         key = ("flat", flat.parts, flat.rank) if flat.parts else ("flat", flat.first, flat.last)
     found = _placed(e, LOST[content], f"{block} {said}", key, where)
     return replace(found, files=where.files, of_block=said)
+
+
+def _cut_short(e: Evidence, elements: DifferingElements, tried: Tried) -> str:
+    """The side that is zero from within an element on, as a file that was cut short and filled up is."""
+    for score, h in tried:
+        if (
+            h.kind == "zero"
+            and score.differing - score.explained == 1
+            and score.explained >= ENOUGH
+        ):
+            first = Box(unravel(elements.first, e.shape), (1,) * len(e.shape))
+            sides = (e.b, e.a) if h.side == e.right else (e.a, e.b)
+            lost, whole = (e.read(e.as_stored(side), first, side).tobytes() for side in sides)
+            kept = lost.rstrip(b"\0")
+            if kept and whole.startswith(kept):
+                return h.side
+    return ""
 
 
 def _lost_somewhere(e: Evidence, content: str, side: str, where: Whereabouts) -> Finding:
