@@ -206,6 +206,23 @@ def test_state_of_what_peft_put_beside_the_model_is_found_where_torch_saved_it(
     assert_same(dict(models[1].state_dict()), dict(models[0].state_dict()))
 
 
+@pytest.mark.parametrize("key", ["", "model", "state.net"])
+def test_projections_that_peft_keeps_beside_the_model_are_found_under_any_key(
+    tmp_path: Path, key: str
+) -> None:
+    config = peft.VeraConfig(r=2, target_modules=["q_proj", "o_proj"])
+    one, two = (get_peft_model(small(seed), config) for seed in (1, 2))
+    with torch.no_grad():
+        for x in (*two.parameters(), *two.buffers()):
+            x.mul_(1.5)
+    state: Any = one.state_dict()
+    for word in reversed(key.split(".") if key else ()):
+        state = {word: state}
+    write_dcp(tmp_path / "saved", state)
+    assert intarsia.load(tmp_path / "saved", into=two).complete
+    assert_same(dict(two.state_dict()), dict(one.state_dict()))
+
+
 def with_experts(seed: int) -> Any:
     """Two parameters of one module with an adapter each: PEFT wraps the module twice."""
     torch.manual_seed(seed)

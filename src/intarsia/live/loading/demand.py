@@ -224,9 +224,20 @@ def _rows(
         found.missing or not named.logical.keys() >= {*sought}
     ):
         other, again = find_rows({spelled[n]: x for n, x in tensors.items()}, manifest)
-        if not other.missing:
-            return LiveRows({n: other.rows[spelled[n]] for n in tensors}, ()), again
+        rows = {**other.rows, **_below_the_key(other, again)}
+        if all(spelled[n] in rows for n in tensors):
+            return LiveRows({n: rows[spelled[n]] for n in tensors}, ()), again
     return found, named
+
+
+def _below_the_key(found: LiveRows, manifest: Manifest) -> dict[str, Param]:
+    """The rows that are missing, where all names are on disk below one key: what PEFT adds beside the model keeps it."""
+    held = {each.on_disk: each for each in manifest.stored.values()} if found.missing else {}
+    ends = [f".{name}" for name in found.missing[:1]]
+    keys = [name.removesuffix(end[1:]) for end in ends for name in held if name.endswith(end)]
+    keys = [k for k in keys if all(k + n in held for n in (*found.rows, *found.missing))]
+    below = {n: held[keys[0] + n] for n in found.missing} if len(keys) == 1 else {}
+    return {n: Param(x.name, x.layout, x.rule, x.value) for n, x in below.items()}
 
 
 def _with_tied(found: LiveRows, tensors: Mapping[str, Any]) -> LiveRows:
