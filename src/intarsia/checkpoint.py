@@ -1,4 +1,4 @@
-"""An opened checkpoint: logical tensors by name, of which only the bytes asked for are read."""
+"""An opened checkpoint: logical tensors by name; only the bytes that are asked for are read."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, dataclass_transform
 
 T = TypeVar("T")
 _ANEW: Any = object()
-"""The default of a field whose value is made anew each time."""
+"""The default of a field whose value is made each time."""
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))

@@ -50,7 +50,7 @@ Placement = Shard | Strided | Replicate
 
 
 def from_torch(placements: Sequence[Any]) -> tuple[Placement, ...]:
-    """torch's placement objects as values, told apart by what they say of themselves."""
+    """torch's placement objects as values, distinguished by their own attributes."""
     found: list[Placement] = []
     for p in placements:
         if p.is_partial():

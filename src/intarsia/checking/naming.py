@@ -36,7 +36,7 @@ class ModelPlace:
 
     @property
     def stack(self) -> str:
-        """The list of layers that it is in: what stands before the number."""
+        """The list of layers that it is in: what precedes the number."""
         return self.template.partition("*")[0]
 
     @property

@@ -16,7 +16,7 @@ from intarsia.cli.output import OUTPUT, complain, print_error
 from intarsia.errors import UsageError
 
 _WrongCall: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
-"""Typer's error of a wrong call, of which that of a wrong parameter is one."""
+"""Typer's error of a wrong call, such as one with a wrong parameter."""
 
 
 def _version(asked: bool) -> None:
@@ -85,7 +85,7 @@ def status_of(words: list[str], names: Sequence[str] = NAMES) -> int:
         return 0
     except _WrongCall as error:
         return _called_wrongly(error)
-    if status == 130:  # an interrupt, of which Typer says nothing
+    if status == 130:  # an interrupt, which Typer does not report
         raise KeyboardInterrupt
     return status if isinstance(status, int) else 0
 

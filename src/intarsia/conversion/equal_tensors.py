@@ -1,4 +1,4 @@
-"""Tensors of which one is written and stands for others: they are compared before a byte moves."""
+"""Tensors that must be equal, as only one of them is written: they are compared before a byte moves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from intarsia.state.names import is_state
 
 
 def check_equal(checkpoint: Checkpoint, groups: Iterable[Sequence[str]], window_bytes: int) -> None:
-    """Raise where tensors of which only the first is written are not all equal to it."""
+    """Raise where only the first of some tensors is written and the others are not equal to it."""
     for first, *others in groups:
         for name in others:
             if not equal(checkpoint, first, name, window_bytes):

@@ -82,7 +82,7 @@ def _texts(column: Sequence[str]) -> Iterator[bytes]:
 
 
 def _recurring(column: Iterable[Hashable]) -> Iterator[bytes]:
-    """Values of which many are equal: the number of each, and what the numbers stand for."""
+    """Values, many of them equal: the number of each, and what the numbers stand for."""
     known: dict[Hashable, int] = {}
     yield _numbers([known.setdefault(value, len(known)) for value in column])
     yield repr([*known]).encode()

@@ -139,7 +139,7 @@ def _which_wins(job: Job) -> str:
 
 
 def _check_equal(job: Job) -> None:
-    """Raise where tensors of which one is to stand for all are not equal."""
+    """Raise where tensors differ and only one of them is written."""
     if not job.wanted.equal:
         return
     from intarsia.checkpoint import Checkpoint

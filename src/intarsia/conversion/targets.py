@@ -135,7 +135,7 @@ def _check(request: Request) -> None:
 
 
 def _check_named(src: Manifest, request: Request, writer: Format) -> None:
-    """Raise where state is to be written of which nothing says whose it is; numbers may stay numbers, and keys what they are."""
+    """Raise where nothing says whose the state is that is to be written; numbers may stay numbers, and keys what they are."""
     if src.state_unclear is None or request.optimizer == "drop":
         return
     if writer.keeps_keys and src.saved:

@@ -118,7 +118,7 @@ class Table(Fields):
             yield Layer(self, hf, module, megatron, (i, count))
 
     def top(self, *, last: bool) -> Layer:
-        """What stands before (or after) the layers, on the first (or last) pipeline stage."""
+        """What comes before (or after) the layers, on the first (or last) pipeline stage."""
         count = self.number(LAYERS)
         return Layer(self, "", "", self.megatron, (count - 1 if last else 0, count))
 

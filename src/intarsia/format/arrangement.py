@@ -1,6 +1,6 @@
 """The files of a checkpoint before their bytes: the place of every box of every target.
 
-The slots of many targets are kept in columns, of which values are made when they are asked for.
+The slots of many targets are kept in columns; values are made from these when they are asked for.
 """
 
 from __future__ import annotations

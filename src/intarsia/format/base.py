@@ -314,7 +314,7 @@ class Format(ABC):
         return ""
 
     def counted(self, src: Manifest) -> tuple[str, ...]:
-        """The steps of parameters of which one number is written for all."""
+        """The steps of parameters for which one number is written."""
         return ()
 
     def remarks(self, src: Manifest, request: Request) -> Iterator[str]:

@@ -25,7 +25,7 @@ _ENDED = 1
 
 
 def sources_hash(folder: str) -> str:
-    """What tells the sources in a folder from others; empty where there are none."""
+    """The hash of the sources in a folder; empty where there are none."""
     names = sorted(name for name in os.listdir(folder) if name.endswith((".c", ".h")))
     found = hashlib.blake2b(digest_size=16)
     for name in names:

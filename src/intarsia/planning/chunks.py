@@ -1,4 +1,4 @@
-"""The chunks of many tensors in columns, of which values are made when they are asked for."""
+"""The chunks of many tensors in columns; values are made from these when they are asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranges of whole numbers, of which those that share some of another are found by bisection."""
+"""Ranges of whole numbers; those that overlap another are found by bisection."""
 
 from __future__ import annotations
 

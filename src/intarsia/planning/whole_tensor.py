@@ -51,7 +51,7 @@ _whole = lru_cache(maxsize=4096)(Box.whole)
 
 
 def not_whole(stored: Mapping[str, Stored]) -> list[Stored]:
-    """The stored tensors but those that are whole, of which no value is made."""
+    """The stored tensors that are not whole; no value is made of the others."""
     if not isinstance(stored, MadeWhenAsked):
         return [*stored.values()]
     return [stored[name] for name, x in stored.held.items() if not isinstance(x, WholeTensor)]

@@ -172,7 +172,7 @@ def _weight(of: str, main: WeightPart, others: tuple[WeightPart, ...], scheme: S
 def _by_module(
     tensors: Tensors, taken: set[str], scheme: Scheme | None
 ) -> Iterator[QuantisedWeight]:
-    """Weights of which a declared scheme leaves no known word: all tensors of modules with codes.
+    """Weights for which a declared scheme leaves no known word: all tensors of modules with codes.
 
     Where the scheme is known, only modules that have no weight at all.
     """

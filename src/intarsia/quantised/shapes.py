@@ -110,7 +110,7 @@ def _allowed(w: QuantisedWeight, part: WeightPart) -> list[Shape] | None:
 
 
 def _qweight(w: QuantisedWeight, part: WeightPart, scheme: Scheme) -> list[Shape]:
-    """AWQ packs columns of outputs, GPTQ rows of inputs, of which the last word need not be full."""
+    """AWQ packs columns of outputs, GPTQ rows of inputs, whose last word need not be full."""
     (rows, columns), word = w.main.shape, w.main.dtype.itemsize * 8
     if not scheme.bits or word % scheme.bits or scheme.method not in ("awq", "gptq"):
         return []

@@ -125,7 +125,7 @@ class LastWord(NamedTuple):
 
 
 def by_last_word(tensors: Iterable[Typed]) -> list[LastWord]:
-    """The tensors, those together whose names say the same of what stands before their last words."""
+    """The tensors, grouped by what their names say before the last word."""
     alike: dict[str, list[Typed]] = defaultdict(list)
     alone: list[LastWord] = []
     for s in tensors:

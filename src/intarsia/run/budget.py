@@ -135,6 +135,6 @@ def _cores() -> int:
 
 
 def _processes() -> int:
-    """The processes of this job on this machine, which share its cores: torchrun tells."""
+    """The processes of this job on this machine, which share its cores, as torchrun gives them."""
     text = os.environ.get("LOCAL_WORLD_SIZE", "")
     return max(1, int(text)) if text.isdecimal() else 1

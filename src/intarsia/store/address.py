@@ -60,7 +60,7 @@ def named(text: str | PathLike[str]) -> PurePath:
 
 
 def lost_slash(path: PurePath) -> str | None:
-    """The URL of which a path was made; None where it is a path.
+    """The URL that a path was made from; None where it is a plain path.
 
     >>> lost_slash(PurePath("s3://bucket/run")), lost_slash(PurePath("C:/run"))
     ('s3://bucket/run', None)

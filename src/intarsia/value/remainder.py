@@ -1,4 +1,4 @@
-"""Main weights of which only the lower half is stored: the upper one is the weight, which is rounded to bf16.
+"""Main weights stored as their lower half alone: the upper half is the weight, which is rounded to bf16.
 
 TransformerEngine's Adam keeps them so (`store_param_remainders`).  It rounds by the lower half's sign alone, so a
 half that is negative belongs to the number below the weight.

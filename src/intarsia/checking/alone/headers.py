@@ -113,12 +113,12 @@ class Headers:
 
     @cached_property
     def _read(self) -> frozenset[str]:
-        """The files of which tensors are known."""
+        """The files whose tensors are known."""
         stored = self.manifest.stored.values() if self.manifest else ()
         return frozenset(chunk.file for s in stored for chunk in s.chunks)
 
     def _is_reported(self, complaint: Complaint) -> bool:
-        """Whether it finds that a file is absent or short of which another complaint says so."""
+        """Whether it reports an absent or short file that another complaint reports too."""
         if complaint.error.kind not in _LOST or complaint.names or len(complaint.files) != 1:
             return False
         (file,) = complaint.files
@@ -126,7 +126,7 @@ class Headers:
         return first is not complaint
 
     def _is_opaque(self, complaint: Complaint) -> bool:
-        """Whether files are not there, or not readable, of which nobody says what they held."""
+        """Whether files are absent or unreadable, and nothing says what they held."""
         assert self.manifest is not None
         format = format_named(self.manifest.format)
         held = [*filter(format.describes_itself, complaint.files)]

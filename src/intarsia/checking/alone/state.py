@@ -25,7 +25,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 _ADAMAX = ("exp_avg", "exp_inf")
 _LION = ("exp_avg",)
 _OF_ADAM = (*SHAPED, STEP)
-"""Kinds of Adam, of its kin, and of what steps matrices beside it; any other kind is another optimizer's."""
+"""Kinds of state of Adam, of optimizers like it, and of those that step matrices beside it; any other kind is another optimizer's."""
 
 _FEW = 10
 """Of ten parameters that are alike at most one is lost; more were left out on purpose."""
@@ -35,7 +35,7 @@ KindsByParameter = dict[str, set[str]]
 
 
 def missing_state(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fault]:
-    """Parameters that have some of the state that their like have, or none amid others that do.
+    """Parameters that lack state that parameters like them have.
 
     What is in `known` cannot be read and is not reported again.
     """

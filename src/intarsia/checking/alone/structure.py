@@ -23,7 +23,7 @@ _ALIKE = (
     ("F64", "I64"),
 )
 _MISTAKEN = [{*pair} for types in _ALIKE for pair in combinations(types, 2)]
-"""Element types of one width, of which a header may name the wrong one."""
+"""Element types of one width: a header may name the wrong one."""
 
 
 def structure_faults(
@@ -87,7 +87,7 @@ def missing_tensors(manifest: Manifest, known: Collection[str] = ()) -> Iterator
 
 
 def missing_towers(manifest: Manifest) -> Iterator[Fault]:
-    """A configuration with a vision or audio tower of which nothing is stored."""
+    """A configuration with a vision or audio tower, where no tensor of the tower is stored."""
     table = table_for(manifest.config)
     section = missing_tower(table, manifest.logical) if table else None
     if section is not None and manifest.logical:

@@ -97,7 +97,7 @@ def _never_stepped(found: Sequence[ItemStats], steps: Mapping[str, float]) -> se
 
 
 def masters_of_16_bits(found: Sequence[ItemStats]) -> Iterator[Fault]:
-    """Main weights of trained parameters of which not one uses what fp32 adds to 16 bits.
+    """Main weights of trained parameters, where not one uses the bits that fp32 adds to 16.
 
     A first step may have a learning rate of zero, so what it leaves is as it was loaded.
     """

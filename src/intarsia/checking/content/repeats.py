@@ -218,7 +218,7 @@ def _stacks(stored: Stored, place: ModelPlace) -> Iterator[tuple[_Stack, int]]:
 
 
 def _shared_by_all(templates: Mapping[Any, Mapping[int, Matrix]]) -> set[str]:
-    """Templates of which every layer holds the same: masks and tables that were saved along."""
+    """Templates that hold the same in every layer: masks and tables that were saved along."""
     return {
         template
         for (template, _, _), layers in templates.items()

@@ -47,7 +47,7 @@ class Content:
         self._checkpoint: Checkpoint | None = None
 
     def confirmed(self, matrices: Sequence[Matrix]) -> list[Matrix]:
-        """The same matrices, of which only those that are equal throughout have equal digests."""
+        """The same matrices, with equal digests only where they are equal throughout."""
         alike: dict[bytes, list[int]] = {}
         for k, (_, p) in enumerate(matrices):
             if p.telling:

@@ -79,7 +79,7 @@ _NUMBERED = {"layers-missing": ("layers", layer_of), "experts-missing": ("expert
 
 
 def _expert(place: ModelPlace) -> tuple[str, int | None, int | None]:
-    """An expert, of which each layer has its own."""
+    """An expert of one layer: each layer has its own."""
     return place.template.partition("experts.*")[0], place.layer, place.expert
 
 

@@ -80,7 +80,7 @@ def _step_bytes(checkpoint: Checkpoint, budget: Budget) -> int:
 
 
 def hash_of_steps(steps: Iterable[Step]) -> str:
-    """What tells one list of steps from another, by the first tensor and the bytes of each."""
+    """The hash of a list of steps, by the first tensor and the bytes of each."""
     found = hashlib.blake2b(digest_size=16)
     for step in steps:
         found.update(f"{step.proven.target.name}\0{step.start_bytes}\0{step.nbytes}\0".encode())

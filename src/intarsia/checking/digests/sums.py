@@ -67,7 +67,7 @@ class Summing:
         return (piece.tensor, piece.to) if piece.run == whole.size else None
 
     def add(self, block: Bits, at: int) -> int | None:
-        """Add elements of the chunk, of which the first is number `at` in row-major order.
+        """Add elements of the chunk, the first being number `at` in row-major order.
 
         The CRC-32 of their bytes comes with their sums, where any are taken of them.
         """

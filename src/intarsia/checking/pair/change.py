@@ -243,7 +243,7 @@ def _complex(u: Any, v: Any) -> tuple[Floats, Floats, Floats, Number]:
 
 
 def _wide_gap(x: Bits, y: Bits, a: DType, b: DType, u: Floats, v: Floats) -> tuple[Floats, Number]:
-    """Distances between elements of which some are 64-bit integers."""
+    """Distances between elements, where some are 64-bit integers."""
     if a == b:
         p, q = (np.ascontiguousarray(bits).view(_WIDE[a.name]) for bits in (x, y))
         gap = np.where(p > q, x.view("u8") - y.view("u8"), y.view("u8") - x.view("u8"))

@@ -144,7 +144,7 @@ class _Comparing:
     rooms: tuple[Room, Room] = field(default_factory=lambda: (Room(), Room()))
 
     def unequal(self, progress: Progress | None) -> list[Unequal]:
-        """What differs; threads share windows and not tensors, of which some are far larger than others."""
+        """What differs; threads share windows and not tensors, as some tensors are far larger than others."""
         found: dict[int, _Found | Unequal | None] = {}
         for part in share_out(
             [*self._steps()],

@@ -130,7 +130,7 @@ def next_step(found: Comparison) -> str | None:
 
 
 def _key_before(outer: set[str], inner: set[str]) -> str:
-    """What stands before every name of the one set, which is a name of the other without it."""
+    """The prefix of every name of one set; without it each is a name of the other."""
     name = min(outer, default="")
     keys = [name[: k + 1] for k, letter in enumerate(name) if letter == "."]
     return next((key for key in keys if {key + n for n in inner} == outer), "")

@@ -169,7 +169,7 @@ def read_windows(
 
 
 def windows_of_pair(pair: Pair, budget: Budget) -> Iterator[Box]:
-    """A pair cut into windows, of which both sides are held at once."""
+    """A pair cut into windows; both sides of a window are held at once."""
     return windows(pair.a.shape, widest(pair), budget.side_bytes)
 
 

@@ -52,7 +52,7 @@ class _Kinds(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Windows by their numbers, and columns of their runs, of which each has as many."""
+    """Windows by their numbers, and columns of their runs; each window has as many."""
 
     windows: list[int]
     columns: Numbers

@@ -115,12 +115,12 @@ def ordinary_facts(unit: StackedMatrix, digest: bytes) -> MatrixFacts:
 
 
 def head_of_digest(dtype: DType, unit: StackedMatrix) -> bytes:
-    """What tells digests of matrices of one kind from those of others."""
+    """What distinguishes digests of matrices of one kind from those of others."""
     return f"{dtype} {unit.rows} {unit.columns} ".encode()
 
 
 def hash_of_sums(sums: Sums, first: int) -> Sums:
-    """The hash of sums, of which the first is number `first` of a matrix, in twice 64 bits; hashes of parts add.
+    """The hash of sums, the first being number `first` of a matrix, in twice 64 bits; hashes of parts add.
 
     Each sum is mixed with its number (SplitMix64).  The compiled `survey.c` takes the same.
     """

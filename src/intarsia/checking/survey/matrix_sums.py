@@ -27,7 +27,7 @@ _TRIED = 4096
 
 @frozen_open
 class AxisGroups:
-    """An axis of so many rows or columns, of which `width` neighbours share a sum."""
+    """An axis of so many rows or columns; each `width` neighbours share a sum."""
 
     length: int
     width: int = 1
@@ -73,7 +73,7 @@ class AxisGroups:
 
 @dataclass
 class MatrixSums:
-    """The sums of the matrices of a stored tensor, of which at most `most` are kept; any thread may add."""
+    """The sums of the matrices of a stored tensor, at most `most` of them; any thread may add."""
 
     units: Sequence[StackedMatrix]
     dtype: DType
@@ -139,7 +139,7 @@ class MatrixSums:
         self.columns[owner, first : first + len(folded)] += folded
 
     def facts(self, padded: NDArray[np.bool_] | None = None) -> list[MatrixFacts]:
-        """What the sums tell of each matrix; `padded` marks sums of rows that are padding."""
+        """What the sums show of each matrix; `padded` marks sums of rows that are padding."""
         found, n = [], self.row_groups.count
         widths = self.row_groups.width, self.column_groups.width
         for k, unit in enumerate(self.units):

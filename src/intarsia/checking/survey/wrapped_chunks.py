@@ -31,7 +31,7 @@ GAP_BYTES = 512
 """Chunks that lie so near each other are read as one stretch of their file."""
 
 _MOST_KINDS = 4
-"""How many kinds of chunks are told apart that have one shape and length; what is none of them is surveyed alone."""
+"""How many kinds of chunks of one shape and length are distinguished; any other chunk is surveyed alone."""
 
 
 @frozen

@@ -138,7 +138,7 @@ def _spelled(rope: Config) -> dict[str, Any]:
 
 
 def contradictions(first: Config, second: Config) -> list[Contradiction]:
-    """The fields of which two configurations say different things.
+    """The fields that differ between two configurations.
 
     A field that one leaves out has Transformers' default where that is known, and is passed over
     otherwise.

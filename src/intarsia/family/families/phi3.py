@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4: Llama's parts, of which the hub joins q, k, v and gate, up.
+"""Phi-3 and Phi-4: Llama's parts, where the hub joins q, k, v and gate, up.
 
 The logical tensors are the parts.
 """

@@ -94,7 +94,7 @@ class ModelNames:
                 yield from names
 
     def sections(self, stored: Iterable[str]) -> dict[str, int]:
-        """What stands before names that would be found without it, and before how many of them."""
+        """The prefix of names that would be found without it, and the number of these names."""
         ways = [
             [(name[:k], name[k + 1 :]) for k, letter in enumerate(name) if letter == "."]
             for name in stored

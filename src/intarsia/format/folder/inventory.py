@@ -33,7 +33,7 @@ from intarsia.store.reading.lookup import (
 
 @frozen
 class _Kind:
-    """Files of which the name says what they are; without a reason they are copied."""
+    """Files whose name says what they are; without a reason they are copied."""
 
     pattern: re.Pattern[str]
     role: Role
@@ -143,7 +143,7 @@ def _read_names(manifest: Manifest, format: Format) -> set[str]:
 
 
 def _beside(item: InventoryItem) -> InventoryItem:
-    """A part of a run's folder, of which one checkpoint was taken."""
+    """A part of a run's folder, where one checkpoint of the folder was taken."""
     if item.fate is not Fate.COPIED:
         return item
     return replace(item, fate=Fate.LEFT_OUT, why="in the folder of the run, beside the checkpoint")

@@ -70,7 +70,7 @@ def is_checkpoint(path: PurePath) -> bool:
 
 
 def _untracked(run: PurePath, taken: PurePath) -> Iterable[str]:
-    """What is said of Megatron's iterations where there are several, of which the tracker names one."""
+    """Remarks on Megatron's iterations where there are several and the tracker names one."""
     iterations, number = names_like(run, "iter_*"), _by_number(taken)
     if len(iterations) < 2:
         return

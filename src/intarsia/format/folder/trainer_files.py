@@ -14,7 +14,7 @@ OPTIMIZER = "optimizer.pt"
 
 
 def is_run_state(name: str) -> bool:
-    """Whether a run goes on otherwise with another file of this name; arguments are given anew."""
+    """Whether a run goes on otherwise with another file of this name; arguments are given again."""
     return name != _ARGUMENTS and any(kind.pattern.fullmatch(name) for kind in TRAINING)
 
 

@@ -52,7 +52,7 @@ def modules_of(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, set
 def lost_parts(
     config: Mapping[str, Any], modules: Mapping[str, set[str]]
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """What modules lack of which other parts are stored."""
+    """What modules lack, where other parts of them are stored."""
     kind = str(config.get("peft_type"))
     for module, held in modules.items():
         wanted = _PARTS.get(kind, ())
@@ -101,14 +101,14 @@ def _to_save(config: Mapping[str, Any]) -> list[str]:
 
 
 def _not_saved(config: Mapping[str, Any], names: Iterable[str]) -> list[str]:
-    """The modules to save of which no tensor is stored; PEFT takes those whose names end so."""
+    """The modules to save that have no stored tensor; PEFT takes those whose names end so."""
     saved = _to_save(config)
     joined = "\n".join(names) if saved else ""
     return [x for x in saved if f"{x}." not in joined]
 
 
 def holes(modules: Iterable[str], what: str, new: str = "") -> Iterator[str]:
-    """Modules of which nothing is stored where the same ones of most other layers have something."""
+    """Modules without a stored tensor, where the same ones of most other layers have some."""
     stacks: dict[str, dict[str, set[int]]] = {}
     for module in modules:
         if found := _LAYER.fullmatch(module):

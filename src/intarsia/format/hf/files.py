@@ -98,7 +98,7 @@ def weight_files(folder: Folder, complain: Complain) -> WeightFiles:
 
 
 def _several(root: PurePath, names: list[str]) -> FormatError:
-    """Files of which nothing says which of them are the model."""
+    """Files, where nothing says which of them are the model."""
     counts = sorted({n for name in names if (n := set_size(name))})
     several = f" ({' and '.join(f'of-{n}' for n in counts[:4])})" if len(counts) > 1 else ""
     return FormatError(

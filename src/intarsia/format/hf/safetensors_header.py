@@ -150,7 +150,7 @@ def _kind(said: str, shape: Shape, at: str) -> _Kind:
 
 
 def _elements(shape: Shape, dtype: DType, at: str) -> Shape:
-    """The elements on each axis, of which several numbers may share one on the last."""
+    """The elements on each axis; on the last, several numbers may share one."""
     if dtype.packs == 1:
         return shape
     if not shape or shape[-1] % dtype.packs:

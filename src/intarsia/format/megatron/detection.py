@@ -67,7 +67,7 @@ def find_fsdp_dtensor(path: PurePath) -> PurePath:
 
 
 def _the_one(found: Sequence[PurePath], path: PurePath) -> PurePath:
-    """The only one of several iterations; which of many is meant, nobody can tell."""
+    """The only iteration; of several, nothing says which one is meant."""
     if len(found) > 1:
         raise FormatError(
             f"{path} holds {len(found)} checkpoints ({found[0].name} to {found[-1].name}) and no"

@@ -52,7 +52,7 @@ class MegatronTensors:
                 self.logical[name] = Logical(name, shape, stored.dtype)
 
     def cannot_name(self, why: IntarsiaError, state: Iterable[str], where: str) -> None:
-        """Note optimizer state of which nobody can tell what belongs to which parameter."""
+        """Note optimizer state where nothing says which parameter it belongs to."""
         self.unclear = why
         self.problems.append(Problem("", tuple(state), (), f"optimizer state stays {where}: {why}"))
 

@@ -9,7 +9,7 @@ from intarsia.format.naming.wrappers import MODULE, bare, without_wrappers
 
 
 def by_table(tensors: Mapping[str, TensorHeader], known: Collection[str]) -> dict[str, Section]:
-    """Sections by what stands before names that a table explains."""
+    """Sections by the prefix of names that a table explains."""
     found: dict[str, Section] = {}
     labels: dict[str, str] = {}
     ends = {MODULE, *(name[name.rfind(".") + 1 :] for name in known)}
@@ -40,7 +40,7 @@ def are_themselves(names: Iterable[str], known: Collection[str]) -> bool:
 
 
 def known_name_in(name: str, known: Container[str]) -> tuple[str, str] | None:
-    """What stands before a known name, and that name; a plain reading goes before one without `module`."""
+    """The prefix of a known name, and that name; a plain reading goes before one without `module`."""
     if name in known:
         return "", name
     starts = [0, *(k + 1 for k, letter in enumerate(name) if letter == ".")]

@@ -1,4 +1,4 @@
-"""Tensors under the names that they are read by, of which most are made into values when asked for."""
+"""Tensors under the names that they are read by; most become values when they are asked for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def as_own_logical(s: Stored, cut: Rule | None) -> Stored:
 
 
 def rule_of_rows(shape: Shape) -> Rule:
-    """How a mesh cuts a tensor of which nothing is known: its first axis, if it has several."""
+    """How a mesh cuts an unknown tensor: its first axis, if it has several."""
     return _ROWS if len(shape) > 1 else _WHOLE
 
 

@@ -43,7 +43,7 @@ class TensorHeader(Protocol):
 
 @dataclass
 class Section:
-    """Tensors under one key: the names that they have inside it, and what stands before those on disk."""
+    """Tensors under one key: their names inside it, and the prefix of these on disk."""
 
     label: str
     names: dict[str, str] = field(default_factory=dict)

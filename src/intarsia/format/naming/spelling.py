@@ -1,4 +1,4 @@
-"""The names of stored tensors and of the parameters that states are of, without what stands before them on disk."""
+"""The names of stored tensors and of the parameters that states are of, without their prefix on disk."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Spelling:
         return plain
 
     def _beside(self, plain: str) -> tuple[str, str] | None:
-        """A weight that no table knows, such as an adapter's: without what stands before the section's names."""
+        """A weight that no table knows, such as an adapter's: without the prefix of the section's names."""
         found = known_name_in(plain, self._held)
         before = f".{found[0]}" if found else ""
         return found if any(f".{p}".endswith(before) for p in self.sections.prefixes) else None

@@ -16,7 +16,7 @@ from intarsia.errors import UsageError
 from intarsia.frozen import frozen
 
 OVERRIDES = ("max_lr", "min_lr", "start_wd", "end_wd", "optimizer")
-"""Fields that tell groups apart from Megatron-core 0.19 on, beside those that always did."""
+"""Fields that distinguish groups from Megatron-core 0.19 on, beside those that always did."""
 
 _LR = "give --lr and --min-lr of the run that will resume, for example --megatron-lr 3e-4,3e-5"
 

@@ -31,7 +31,7 @@ def may_have_roots(names: Iterable[str]) -> bool:
 
 
 def roots_of(tensors: Mapping[str, Shape], objects: Iterable[str]) -> tuple[str, ...]:
-    """What stands before the names of each optimizer, in order of appearance; each ends in a dot, or is empty."""
+    """The prefix of the names of each optimizer, in order of appearance; each ends in a dot, or is empty."""
     found: dict[str, None] = {}
     named = (n for n in (*tensors, *objects) if "param_groups" in n)
     grouped = {n[: m.start()] for n in named if (m := _GROUPS.search(n))}

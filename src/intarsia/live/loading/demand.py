@@ -57,7 +57,7 @@ class Demand:
     """The tensors of a model on this rank, each with the row that says what its elements are.
 
     `place` says which part of each tensor a plain one is; `contents` what was given, if not Megatron's;
-    `adapters` are PEFT's, of which the checkpoint of the model inside holds none.
+    `adapters` are PEFT's tensors, which the checkpoint of the model inside does not hold.
     """
 
     manifest: Manifest

@@ -48,7 +48,7 @@ def materialise(model: nn.Module, device: Any = None) -> list[str]:
     shared, attributes_of, hooks_of = _shared(modules), _attributes(modules), _hooks(modules)
     lasting = {id(x) for module in modules for _, x in own_tensors(module)}
     passing = [(m, k) for _, m, k in passing_buffers(model) if id(m._buffers[k]) not in lasting]
-    # Now, while the parameters have no memory that it would have to be hidden.
+    # Now, while the parameters have no memory yet that would have to be hidden.
     compute_buffers(model, passing, device or _device_of(model))
     left = {id(m._buffers[k]) for m, k in passing}
 

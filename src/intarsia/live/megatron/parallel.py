@@ -1,4 +1,4 @@
-"""How tensor parallelism cuts a parameter of a live Megatron model, as its modules tell.
+"""How tensor parallelism cuts a parameter of a live Megatron model, according to its modules.
 
 The attributes that Megatron hangs on parameters (`tensor_model_parallel`, `partition_dim`) are not
 always there, and not always true: a model built without initialisation lacks them, and

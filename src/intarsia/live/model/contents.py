@@ -27,7 +27,7 @@ Leaf = tuple[Any, Any]
 
 @dataclass(frozen=True)
 class ModelContents:
-    """What was given: modules by what stands before their names, tensors and other values of dicts by name."""
+    """What was given: modules by the prefix of their names, tensors and other values of dicts by name."""
 
     modules: Mapping[str, ModuleState] = field(default_factory=dict)
     loose: Mapping[str, Any] = field(default_factory=dict)

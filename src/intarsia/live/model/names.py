@@ -111,7 +111,7 @@ def model_in(given: Any) -> Any:
 
 
 def modules_in(given: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """A module, or those of a dict, each with what stands before its names."""
+    """A module, or those of a dict, each with the prefix of its names."""
     if hasattr(given, "named_modules"):
         yield prefix, given
     elif isinstance(given, Mapping):

@@ -138,7 +138,7 @@ def keeps_shape(kind: str, optimizer: Any) -> bool:
 
 
 _DECIDED = ("decoupled_weight_decay",)
-"""What tells torch's AdamW from its Adam."""
+"""The setting that distinguishes torch's AdamW from its Adam."""
 
 
 def check_class(stored: str | None, optimizer: Any, where: str) -> None:

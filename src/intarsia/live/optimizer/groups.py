@@ -137,7 +137,7 @@ def agreed_groups(
             raise _regrouped(number, each, held, count)
         fields = each[next(iter(stored))].fields if stored else None
         if not mine["params"] and len(stored_groups) == count:
-            # No parameter tells; the place among as many groups does.
+            # No parameter says which group it is; the place among as many groups does.
             fields = stored_groups[number].fields
         found.append(fields)
     _check_fixed(found, optimizer.settings)

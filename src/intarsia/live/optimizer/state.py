@@ -47,7 +47,7 @@ class StateToFill:
 def unused_state(
     optimizer: NamedOptimizer, rows: Mapping[str, Param], manifest: Manifest
 ) -> frozenset[str]:
-    """The parameters of which a checkpoint has state, and this optimizer steps none."""
+    """The parameters that have state in the checkpoint and that this optimizer does not step."""
     if manifest.state_unclear is not None:
         raise manifest.state_unclear
     if manifest.state_by_order:

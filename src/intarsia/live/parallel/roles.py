@@ -126,7 +126,7 @@ def remember(roles: Roles) -> None:
 
 
 def _used_tp(mesh: DeviceMesh, usual: str) -> str | None:
-    """The dimension along which ranks share their data; raise where nothing tells."""
+    """The dimension along which ranks share their data; raise where nothing says which one it is."""
     names = mesh.mesh_dim_names or ()
     used = _tp_on.get(mesh, set())
     if len(used) == 1:

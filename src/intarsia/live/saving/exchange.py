@@ -1,4 +1,4 @@
-"""What ranks say of their boxes before a save, and what the first rank tells each of them.
+"""What ranks report of their boxes before a save, and the task that the first rank gives each of them.
 
 Ranks of one model mostly say the same: the names, types and shapes of their tensors, which of them are
 cut alike, and the settings of the optimizer.  Of that common part all that say the same send one copy

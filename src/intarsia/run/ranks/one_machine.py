@@ -73,7 +73,7 @@ class OneMachine:
         return value_of_message(self._exchange(None, lambda _: [message_of(value)] * self._size))
 
     def close(self) -> None:
-        """Leave; whoever waits for this rank hears of it."""
+        """Leave; ranks that wait for this one notice at once."""
         for link in self._links.values():
             link.close()
 
@@ -125,7 +125,7 @@ def _name(number: int) -> bytes:
 
 
 def _others(name: bytes, waiting: Waiting) -> dict[int, socket.socket]:
-    """Connections of the first rank to all others, whom it tells when the last of them has come."""
+    """Connections of the first rank to all others, which it informs when the last of them has come."""
     links: dict[int, socket.socket] = {}
     with _new_socket() as door, DefaultSelector() as ready:
         while not _bound(door, name):
@@ -241,7 +241,7 @@ def _take(link: socket.socket, data: bytearray) -> None:
 
 
 def _missing(data: bytearray) -> int:
-    """How many bytes are missing of a message, as far as one can tell."""
+    """How many bytes of a message are missing, as far as is known."""
     if len(data) < _LENGTH.size:
         return _LENGTH.size - len(data)
     (length,) = _LENGTH.unpack_from(data)

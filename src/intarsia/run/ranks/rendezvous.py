@@ -13,7 +13,7 @@ from intarsia.run.ranks.one_machine import OneMachine, meet_ranks
 from intarsia.run.ranks.waiting import Waiting, in_words, wait_seconds
 
 PATIENCE = timedelta(hours=12)
-"""How long a rank waits for the work of another; of one that died it hears at once."""
+"""How long a rank waits for the work of another; it notices at once when one died."""
 _calls: list[Any] = []
 """The stores of calls that all ranks have made, by whose number the next one is known."""
 

@@ -278,7 +278,7 @@ def _in_rows(runs: SourceRuns, at: int, buffer: Bytes, itemsize: int) -> Bytes:
 
 
 def _sum_rows(rows: Bytes, starts: Ints) -> int:
-    """Σ key · words over rows of bytes, of which each begins at its own byte of a tensor."""
+    """Σ key · words over rows of bytes, each of which begins at its own byte of a tensor."""
     words = _row_words(rows, starts)
     count, width = words.shape
     return int(sum_rows(words.reshape(-1), np.full(count, width), starts >> 3).sum())

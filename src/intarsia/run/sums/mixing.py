@@ -1,4 +1,4 @@
-"""Odd numbers, unlike their neighbours: a sum of elements times these tells their order too."""
+"""Odd numbers, unlike their neighbours: a sum of elements times these depends on their order too."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from intarsia.value import Window
 from intarsia.value.bits import bits_dtype
 
 Sums = dict[tuple[str, str], Sum]
-"""By the names of a target and of a logical tensor of which it holds elements."""
+"""By the names of a target and of a logical tensor whose elements it holds."""
 
 
 @frozen

@@ -1,4 +1,4 @@
-"""Open files, of which only so many stay open as the process can afford."""
+"""Open files; only as many stay open as the process can afford."""
 
 from __future__ import annotations
 

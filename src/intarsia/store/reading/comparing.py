@@ -14,7 +14,7 @@ from intarsia.store.reading.folder import Folder
 
 
 class FileNumbers(dict[str, int]):
-    """Files by their numbers, of which each has the next when it is first asked for."""
+    """Files by their numbers; each file gets the next number when it is first asked for."""
 
     def __missing__(self, file: str) -> int:
         number = self[file] = len(self)

@@ -140,7 +140,7 @@ class Folder:
 
     @contextmanager
     def _for_kernel(self, file: str, runs: Iterable[tuple[int, int]]) -> Iterator[int | None]:
-        """The descriptor of a file, of which the kernel reads runs of so many bytes; None where it cannot."""
+        """The descriptor of a file for the kernel to read runs of so many bytes from; None where it cannot."""
         if not has_kernel() or not self.can_move(file):
             yield None
             return
@@ -222,7 +222,7 @@ class Folder:
                 raise self._gone(file, error) from error
 
     def mapped(self, file: str, end_bytes: int) -> Buffer:
-        """A file as memory, of which the first `end_bytes` are used; what is written to it stays in this process."""
+        """A file as memory; its first `end_bytes` are used, and what is written to it stays in this process."""
         if file in self._in_memory or not hasattr(self._reader, "map"):
             raise UsageError(
                 f"{self.root / file} is no local file, so it cannot be mapped",

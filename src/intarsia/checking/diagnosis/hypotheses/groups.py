@@ -18,7 +18,7 @@ from intarsia.state.names import like, parameter_of
 from intarsia.value.cast import may_cast
 
 WIDTHS = (128, 64, 256, 96, 80, 32, 16, 8)
-"""Widths that heads may have, where no configuration tells."""
+"""Widths that heads may have, where no configuration gives one."""
 
 ROLES = (
     ("gate and up", ("gate_proj", "up_proj")),

@@ -131,7 +131,7 @@ def named_order(parts: Parts, found: Ints, sides: tuple[str, str], noun: str) ->
 
 
 def _forms(parts: Parts) -> Iterator[tuple[Form, Form]]:
-    """Two forms of one tensor, of which one is a usual one."""
+    """Two forms of one tensor; one of them is usual."""
     plain = tuple(range(len(parts.sizes)))
     cuts = [n for n in dict.fromkeys((1, parts.groups, *RANKS)) if _fits(n, parts.sizes)]
     ways = [*permutations(plain)] if len(plain) <= MOST_WAYS else [plain]

@@ -45,7 +45,7 @@ def inverse(order: Layout) -> Layout:
 
 
 def both_ways(orders: Iterable[Order], back: str) -> Iterator[Order]:
-    """Each order and its inverse, of which `back` is said with the order's text in its braces."""
+    """Each order and its inverse; the inverse's text is `back`, with the order's in its braces."""
     for order in orders:
         yield order
         yield Order(order.kind, back.format(order.text), inverse(order.rows), order.key)

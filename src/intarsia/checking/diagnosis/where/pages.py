@@ -41,7 +41,7 @@ def damaged_pages(e: Evidence, where: Whereabouts) -> Finding | None:
 
 
 def _in_pages(found: DifferingChunks) -> bool:
-    """Whether the differences of one side fill pages, of which some end within the tensor."""
+    """Whether the differences of one side fill pages, and some of these end within the tensor."""
     whole = all(c.page or c.elements == c.held for c in found.chunks)
     return whole and any(c.page for c in found.chunks) and not found.more and not found.unseen
 

@@ -40,7 +40,7 @@ class MarkRuns:
     _kept: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, start: int, marks: Mask) -> None:
-        """Add marks, of which the first is number `start`; they come in order."""
+        """Add marks, the first being number `start`; they come in order."""
         if not marks.any():
             return
         edges = np.flatnonzero(np.diff(marks.astype(np.int8), prepend=0, append=0)) + start
@@ -109,7 +109,7 @@ class Sectors:
         return SECTOR_BYTES if self.turns > 1 else 0
 
     def _close(self, first: int, wrong: Counts, held: Counts) -> None:
-        """Take in sectors, from number `first` on, of which no element is to come."""
+        """Take in the sectors from number `first` on that are complete."""
         if not len(wrong):
             return
         state = np.full(len(wrong), _PARTLY)

@@ -75,7 +75,7 @@ def config_from_arguments(args: Mapping[str, Any], metadata: Metadata) -> MadeCo
 
 
 _TAKEN = ("norm_epsilon", "rotary_base", "rotary_percent", "rope_scaling")
-"""What a configuration takes from arguments that no tensor bears out."""
+"""What a configuration takes from arguments and no tensor confirms."""
 
 
 def _config(args: Mapping[str, Any], seen: StoredModel, notes: list[str]) -> Config | None:
@@ -127,7 +127,7 @@ def _config(args: Mapping[str, Any], seen: StoredModel, notes: list[str]) -> Con
         width = whole_argument(args, "kv_channels") or hidden // heads
         normed = seen.shape("q_layernorm.weight")
         if normed == (heads * width,) and heads > 1:
-            return None  # one norm over all heads: olmoe, whose other fields no argument tells
+            return None  # one norm over all heads: olmoe, whose other fields no argument gives
         width = normed[0] if normed else width
         config["head_dim"] = width
         config["num_key_value_heads"] = (qkv[0] // width - heads) // 2

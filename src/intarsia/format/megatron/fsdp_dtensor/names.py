@@ -44,7 +44,7 @@ def name_tensors(
     numbers: Mapping[str, str] | None = None,
     complain: Complain = refuse,
 ) -> MegatronTensors:
-    """Give every tensor the layout that its name tells; `numbers` are names of numbered parameters."""
+    """Give every tensor the layout that its name stands for; `numbers` are names of numbered parameters."""
     found = MegatronTensors()
     if table is None:
         for record in records:

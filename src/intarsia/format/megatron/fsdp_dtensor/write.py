@@ -280,7 +280,7 @@ def _on_arguments(
 
 
 def _remarks(entries: Collection[str], targets: Iterable[Target]) -> Iterator[str]:
-    """What Megatron-LM asks for and the source does not tell."""
+    """What Megatron-LM asks for and the source does not hold."""
     yield from note_on_loading(entries)
     trained = {s.parameter for t in targets if (s := section_of(t.name)) and s.kind}
     untold = sorted(trained - {of[0] for name in entries if (of := group_of(name))})

@@ -235,7 +235,7 @@ def torch_groups(
     logical: Mapping[str, Logical],
     args: Mapping[str, Any] | None = None,
 ) -> ParameterGroups | None:
-    """Megatron's groups with their members, in torch's terms; None where the rule does not tell."""
+    """Megatron's groups with their members, in torch's terms; None where the rule does not decide."""
 
     def settings(s: Stored) -> dict[str, Any] | None:
         return _group_of(groups, s, logical, args)

@@ -131,12 +131,12 @@ def chained_as(optimizer: dict[Any, Any], rows: Iterable[Row], chained: bool) ->
 
 
 def _identity(group: Mapping[str, Any]) -> str:
-    """By what every Megatron tells groups apart, whether its experts are parallel aside."""
+    """The settings by which every Megatron distinguishes groups, except whether experts are parallel."""
     return repr([group.get(key) for key in ("wd_mult", "lr_mult", "is_decoupled_lr")])
 
 
 def check_distinguishable(groups: Sequence[Mapping[str, Any]]) -> None:
-    """Raise where Megatron cannot tell groups apart that have unlike settings."""
+    """Raise where groups have different settings that Megatron cannot distinguish."""
     found: dict[str, Mapping[str, Any]] = {}
     for group in groups:
         same = f"{_identity(group)} {bool(group.get('is_expert_parallel'))}"

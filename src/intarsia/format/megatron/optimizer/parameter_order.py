@@ -55,7 +55,7 @@ SPECS = [Spec(*flags) for flags in product((True, False), (False, True))]
 
 @frozen
 class Parameter:
-    """A parameter of which tensor parallelism cuts each part alone."""
+    """A parameter whose parts tensor parallelism cuts one by one."""
 
     name: str
     parts: Sequence[Layout]

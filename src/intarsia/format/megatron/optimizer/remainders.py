@@ -1,4 +1,4 @@
-"""Main weights of which Megatron stores only the half that bf16 weights lack, as its precision-aware optimizer keeps them.
+"""Main weights stored as the half that bf16 weights lack, as Megatron's precision-aware optimizer keeps them.
 
 Buckets hold it as int16.  State that is stored by parameter holds the same whole numbers in fp32, under the name
 of the main weights: there only the numbers themselves tell.

@@ -52,7 +52,7 @@ def says_nothing(name: str, data: bytes) -> bool:
 
 
 def extra_states(leading: Mapping[str, tuple[int, ...]]) -> dict[str, bytes]:
-    """Empty objects for the modules of which Megatron asks an `_extra_state`.
+    """Empty objects for the modules that Megatron asks for an `_extra_state`.
 
     TransformerEngine's modules keep their FP8 history there, Megatron's own keep None, and a
     load fails where one is absent.  Stacked layers and experts have one each: `leading` gives

@@ -165,7 +165,7 @@ def _read(record: TensorRecord, rows: MegatronRows, extra: Mapping[str, Any]) ->
 
 
 def _beyond(record: TensorRecord, key: Key, rows: MegatronRows) -> FamilyError:
-    """A stack of which the configuration knows the first parts only."""
+    """A stack of more parts than the configuration knows."""
     counts = [f"{n} layers" for n in record.shape[:1] if Key.parse(record.name).stacked]
     return FamilyError(
         f"`{record.name}` {list(record.shape)} holds `{key}`"
