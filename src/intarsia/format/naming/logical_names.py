@@ -128,7 +128,7 @@ def name_tensors(
         beside = [key for key in sections.names if not bare(key).startswith(sections.prefixes)]
         more = f", with {few(beside, 4)} beside it; --section {sections.label} leaves those out"
         note = f"section {sections.label} is read as the model{more if beside else ''}"
-        notes += (f"{note}; tensors are named without it",)
+        notes += (f"{note}; tensors are named without it (--section . keeps all names)",)
     if sections.unclear is not None:
         notes += (sections.unclear.brief,)
     return replace(named, inventory=sections.inventory, unclear=unclear, notes=notes)
