@@ -9,6 +9,7 @@ from transformers import OPTConfig, OPTForCausalLM
 
 import intarsia
 from intarsia.family.from_transformers.skeleton import Skeleton
+from tests.checkpoints import python
 from tests.sweep.types import Type, class_of, tiny_config
 
 SMALL = {
@@ -39,3 +40,22 @@ def test_a_tensor_of_no_elements_that_has_another_name_is_refused(tmp_path: Path
     with pytest.raises(intarsia.IntarsiaError, match="has no elements and another name"):
         intarsia.convert(tmp_path / "hub", tmp_path / "module", to="hf", dialect="hf-module")
     assert not (tmp_path / "module").exists()
+
+
+@pytest.mark.parametrize(
+    ("raised", "text"),
+    [
+        ("raise OSError('libkernels.so is gone')", "cannot be imported (libkernels.so is gone)"),
+        ("import no_such_part", "cannot be imported (No module named 'no_such_part')"),
+        ("raise ModuleNotFoundError('none', name='transformers')", "is not installed (none)"),
+    ],
+)
+def test_transformers_that_cannot_be_imported_is_a_note_that_says_why(
+    tmp_path: Path, raised: str, text: str
+) -> None:
+    OPTForCausalLM(OPTConfig(**SMALL)).save_pretrained(tmp_path / "hub")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "transformers.py").write_text(raised)
+    code = "import sys, intarsia; sys.path.insert(0, sys.argv[1]); print(intarsia.verify(sys.argv[2]).notes)"
+    done = python("-c", code, tmp_path / "broken", tmp_path / "hub")
+    assert text in done.stdout.replace("\\", "").replace('"', "'"), done.stderr

@@ -47,11 +47,15 @@ class Skeleton:
             import torch
             import transformers
             from transformers import conversion_mapping, core_model_loading
-        except ImportError as error:
+        except Exception as error:  # of any package that Transformers brings in
+            absent = getattr(error, "name", None) in ("torch", "transformers")
+            why = "is not installed" if absent else "cannot be imported"
             raise FamilyError(
                 f"Intarsia has no table for model_type {config.get('model_type')!r}, and"
-                f" Transformers v5, whose rules it would use, is not installed ({error})",
-                hint="pip install 'intarsia[transformers]'",
+                f" Transformers v5, whose rules it would use, {why} ({error})",
+                hint="pip install 'intarsia[transformers]'"
+                if absent
+                else "repair or uninstall what it does not find: `import transformers` shows more",
             ) from error
         model_type = str(config.get("model_type"))
         if model_type not in transformers.CONFIG_MAPPING:
