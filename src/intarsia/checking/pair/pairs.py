@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from intarsia.checking.pair.group_steps import counted_by_groups
 from intarsia.checking.pair.quantised_differently import QuantisedDifferently, quantised_differently
 from intarsia.checking.pair.ties import tied_and_absent, tied_by_transformers
 from intarsia.checkpoint import Checkpoint
@@ -114,7 +115,12 @@ def match(a: Checkpoint, b: Checkpoint) -> Matched:
                 f"`{name}` is tied by Transformers and not stored in {other}; compared with"
                 f" `{twin.name}`; the roots of their digests differ"
             )
-        only[side] = [name for name in only[side] if name not in known]
+        counted = counted_by_groups(lacks, (a, b)[side], absent)
+        if counted:
+            notes.append(
+                f"the parameter groups of {other} are at the steps of {len(counted)} parameters"
+            )
+        only[side] = [name for name in only[side] if name not in {*known, *counted}]
     notes += [
         f"{count} main weights of {'AB'.replace(other, '')} are compared with the weights of"
         f" {other}, which are fp32 and have none beside them"
