@@ -79,6 +79,14 @@ def trained(config: dict[str, object]) -> dict[str, torch.Tensor]:
     return {name: x * 0.05 for name, x in model(config).items()}
 
 
+def test_tensors_without_elements_are_counted_as_inspect_counts_them(tmp_path: Path) -> None:
+    tensors = trained(CONFIG) | {"none": torch.empty(0, 3), "nothing": torch.empty(0)}
+    src = write_hf(tmp_path / "hf", tensors)
+    report = intarsia.verify(src)
+    assert report.compared == intarsia.inspect(src).tensors == len(tensors)
+    assert report.compared == intarsia.verify(src, src).compared
+
+
 def test_the_family_need_not_be_known(tmp_path: Path) -> None:
     tensors = trained(CONFIG)
     src = write_hf(tmp_path / "hf", tensors)

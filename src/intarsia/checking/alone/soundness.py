@@ -178,6 +178,7 @@ def _examined(
     faults += digest_faults(manifest, found, expected, known, budget, more)
     faults += object_faults(manifest, budget)
     compared, elements = surveyed(found)
+    compared += sum(not x.size and x.name not in known for x in manifest.logical.values())
     notes = (
         *manifest.notes,
         *headers.notes(),
