@@ -146,3 +146,24 @@ def test_metadata_without_a_byte_is_a_fault_of_the_iteration_that_is_tracked(
     (fault,) = intarsia.verify(src).faults
     assert fault.kind == "metadata-missing"
     assert "is empty" in fault.text
+
+
+@pytest.mark.parametrize("kind", ["not-finite", "negative-variance"])
+def test_what_went_wrong_everywhere_is_one_fault(kind: str, tmp_path: Path) -> None:
+    held = trained(weights(1))
+    wrong = [
+        n
+        for n in held
+        if n.startswith("optimizer.exp_avg_sq." if kind != "not-finite" else "model.layers.")
+    ]
+    for name in wrong:
+        held[name].view(-1)[0] = -1.0 if kind != "not-finite" else float("nan")
+    report = intarsia.verify(write(held, tmp_path / "hub"))
+    (fault,) = [f for f in report.faults if f.kind == kind]
+    assert {*fault.tensors} == {*wrong}
+    assert fault.elements == len(wrong)
+    assert f"and {len(wrong) - 1} more like it" in fault.text
+    for name in wrong[3:]:
+        held[name].view(-1)[0] = 0.5
+    few = intarsia.verify(write(held, tmp_path / "few"))
+    assert kinds(few).count(kind) == 3, "each is told, with its place"

@@ -61,21 +61,21 @@ _IN_ONE_FILE = (
 )  # fmt: skip
 """Kinds that one accident gives to everything in a file."""
 
-_STALE = ("copies-differ", "master-differs")
-"""Kinds that a rank of another step gives to all that it holds."""
+_EVERYWHERE = ("copies-differ", "master-differs", "negative-variance", "not-finite")
+"""Kinds that a rank of another step, a run that diverged or a swap of moments gives to all that it holds."""
 
 _EACH = 3
 """So many of a kind in a file are listed one by one."""
 
 
 def gathered(faults: Iterable[Fault]) -> tuple[Fault, ...]:
-    """Each fault once; those that damaged one file, and what is stale together, as one."""
+    """Each fault once; those that damaged one file, and what went wrong everywhere, as one."""
     groups: dict[object, list[Fault]] = {}
     for fault in dict.fromkeys(faults):
         key: object = fault
         if fault.kind in _IN_ONE_FILE:
             key = fault.kind, fault.files or (fault.where,)
-        elif fault.kind in _STALE:
+        elif fault.kind in _EVERYWHERE:
             key = fault.kind
         groups.setdefault(key, []).append(fault)
     return tuple(x for group in groups.values() for x in _as_one(group))
