@@ -134,13 +134,13 @@ import sys
 import intarsia
 from intarsia.checking.digests.digest_steps import steps_over
 from intarsia.run.budget import Budget
-from intarsia.run.sums.hashing import merged
+from intarsia.run.sums.hashing import merged_sums
 
 budget = Budget.of(None, 1)
 with intarsia.open(sys.argv[1]) as checkpoint:
     logical = checkpoint.manifest.logical
     share = steps_over(checkpoint, checkpoint.prover.tensors(logical), logical, budget)[::2]
-    sums = merged(step.sums(checkpoint, logical, budget.digest_bytes) for step in share)
+    sums = merged_sums(step.sums(checkpoint, logical, budget.digest_bytes) for step in share)
     print(*sorted((name, x.pages, x.crc, x.count_bytes) for name, x in sums.items()), sep="\\n")
 """
 
