@@ -27,6 +27,16 @@ def few(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
+def few_lines(texts: Sequence[str], most: int = 8) -> str:
+    """The first of several texts, each on a line of its own below a message, and how many more there are.
+
+    >>> few_lines(["a", "b", "c"], 1)
+    '\\n  a\\n  … and 2 more'
+    """
+    more = [f"… and {len(texts) - most} more"] if len(texts) > most else []
+    return "".join(f"\n  {text}" for text in (*texts[:most], *more))
+
+
 class IntarsiaError(Exception):
     """The parent of every error that Intarsia raises on purpose."""
 

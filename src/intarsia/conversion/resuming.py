@@ -10,6 +10,7 @@ from intarsia.errors import (
     PrecisionError,
     UsageError,
     add_hint,
+    few_lines,
 )
 from intarsia.format.base import Arrangement
 from intarsia.quantity import human
@@ -126,11 +127,9 @@ def _lost(
 def _check_same(found: EarlierJournal, facts: Facts, staging: Staging) -> None:
     differences = found.differences(facts)
     if differences:
-        shown = "\n".join(f"  {text}" for text in differences[:8])
-        more = f"\n  … and {len(differences) - 8} more" if len(differences) > 8 else ""
         raise UsageError(
             f"{staging.destination} was started by another job, which cannot be resumed as this one:"
-            f"\n{shown}{more}",
+            f"{few_lines(differences)}",
             hint="give the source and the options of the first run, or start again without"
             f" --resume (which removes {staging.folder})",
         )

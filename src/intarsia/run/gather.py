@@ -203,7 +203,7 @@ def _gather_runs(folder: Folder, file: str, fills: Sequence[Fill]) -> int:
     for fill, run, i, j in zip(fills, runs, first.tolist(), last.tolist(), strict=True):
         if i == j and not (users[i] == 2 and _is_direct(fill, run)):
             shared.setdefault(i, []).append(fill)
-        elif run.outer and not _is_plain(fill, run):
+        elif run.outer and not _is_dense(fill, run):
             apart.append((fill, run))
         else:
             read += _read_runs(folder, file, fill, run)
@@ -239,10 +239,10 @@ def _scratch_of(count: int) -> Bytes:
 
 
 def _is_direct(fill: Fill, run: SourceRuns) -> bool:
-    return run.length >= DIRECT_BYTES and not run.outer and _is_plain(fill, run)
+    return run.length >= DIRECT_BYTES and not run.outer and _is_dense(fill, run)
 
 
-def _is_plain(fill: Fill, run: SourceRuns) -> bool:
+def _is_dense(fill: Fill, run: SourceRuns) -> bool:
     """Whether each run is a stretch of the destination too, in the same element type."""
     inner = run.inner
     dense = not inner or (len(inner) == 1 and inner[0].at == 1 and inner[0].to == 1)
@@ -253,7 +253,7 @@ def _read_runs(folder: Folder, file: str, fill: Fill, run: SourceRuns) -> int:
     """Read a copy run by run."""
     itemsize = fill.itemsize
     to = fill.piece.to + grid(run.outer, "to", 1)
-    if _is_plain(fill, run):
+    if _is_dense(fill, run):
         view, length = fill.buffer.data, run.length
         places = zip(run.starts.tolist(), (to * itemsize).tolist(), strict=True)
         while some := list(islice(places, _AT_ONCE)):

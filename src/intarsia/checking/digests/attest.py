@@ -22,7 +22,7 @@ from intarsia.checking.digests.digest import (
 from intarsia.checking.digests.own_reading import expected_of
 from intarsia.checking.pair.ties import tied_and_absent
 from intarsia.checkpoint import Checkpoint
-from intarsia.errors import CoverageError
+from intarsia.errors import CoverageError, few_lines
 from intarsia.format.base import Arrangement
 from intarsia.format.folder.side_files import DIGESTS
 from intarsia.frozen import frozen_open
@@ -122,11 +122,10 @@ def _check(
     }
     wrong = mismatches(same, {name: found[name] for name in same})
     if wrong:
-        shown = "\n".join(f"  `{m.name}`: {m.expected} promised, {m.found} read" for m in wrong[:8])
-        more = f"\n  … and {len(wrong) - 8} more" if len(wrong) > 8 else ""
+        texts = [f"`{m.name}`: {m.expected} promised, {m.found} read" for m in wrong]
         raise CoverageError(
             f"{len(wrong)} of {len(same)} tensors are not what the digests of {src.path}"
-            f" say\n{shown}{more}",
+            f" say{few_lines(texts)}",
             hint="the source is damaged: restore it; if it was changed on purpose, remove its"
             f" {DIGESTS}; nothing was committed",
         )

@@ -167,7 +167,7 @@ def _steps(
     budget: Budget,
 ) -> Iterator[InPlace | ReadWindow]:
     """Chunks as they lie in their files where they can be summed so, windows of the other tensors."""
-    in_place = {name for name, x in wanted.items() if x.size and _is_plain(proofs[name], x)}
+    in_place = {name for name, x in wanted.items() if x.size and _has_plain_runs(proofs[name], x)}
     # In the order of the tensors, not of the set: the ranks of a job each take every nth of the steps.
     plain = [proofs[name] for name in wanted if name in in_place]
     sources = {id(stored): stored for proven in plain for stored in proven.sources}
@@ -190,7 +190,7 @@ def _steps(
                 yield ReadWindow(proofs[x.name], x, box, start + int(done * held))
 
 
-def _is_plain(proven: Proven, x: Logical) -> bool:
+def _has_plain_runs(proven: Proven, x: Logical) -> bool:
     """Whether a tensor's elements are stored as they are, in long runs."""
     return all(
         stored.value.is_plain

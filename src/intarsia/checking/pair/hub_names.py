@@ -62,7 +62,7 @@ def _under_hub_names(model: Skeleton, held: Manifest, names: Collection[str]) ->
     on_hub, shape_of = _as_on_hub(model, held, [n for n in names if n not in quantised])
     for name in names:
         layout, new, shape = on_hub.get(parameter_of(name)), like(name), held.logical[name].shape
-        if layout is None or not _is_plain(held, name):
+        if layout is None or not _is_one_stored_tensor(held, name):
             continue
         if layout.shape == shape:
             moved[name] = layout.rename(new)
@@ -116,7 +116,7 @@ def _as_on_hub(
     return found, {**model.shapes, **shapes}
 
 
-def _is_plain(held: Manifest, name: str) -> bool:
+def _is_one_stored_tensor(held: Manifest, name: str) -> bool:
     """Whether a logical tensor is one stored tensor, as it is."""
     stored = held.sources.get(name, ())
     return len(stored) == 1 and stored[0].layout == Layout.of(name, held.logical[name].shape)

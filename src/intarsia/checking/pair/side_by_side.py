@@ -137,7 +137,7 @@ class SideBySide:
             return None
         if not box.size:
             return np.empty((8, count, 0), np.int64)
-        if not (_is_plain(a, dtype) and _is_plain(b, dtype)):
+        if not (_is_stored_as_bits(a, dtype) and _is_stored_as_bits(b, dtype)):
             return None
         beside = self._beside(a, b, box, dtype.itemsize)
         if beside is None:
@@ -203,6 +203,6 @@ class InFiles:
         return equal_runs(*folders, *sides, held.rows[first:last], held.row_bytes[first:last])
 
 
-def _is_plain(proven: Proven, dtype: DType) -> bool:
+def _is_stored_as_bits(proven: Proven, dtype: DType) -> bool:
     """Whether what is stored of a tensor is the bits of its elements."""
     return all(x.value is PLAIN and x.dtype == dtype for x in proven.sources)

@@ -10,7 +10,7 @@ from typing import Final, NoReturn, final
 
 import numpy as np
 
-from intarsia.errors import CoverageError, UnsupportedError
+from intarsia.errors import CoverageError, UnsupportedError, few_lines
 from intarsia.layout import Layout
 from intarsia.mesh import Box
 from intarsia.planning.chunks import Chunks, FileRanges, Numbers, places_of
@@ -21,7 +21,6 @@ from intarsia.planning.proof.links import Gap, Links, is_whole
 from intarsia.planning.proof.template import Template, Templates
 from intarsia.planning.whole_tensor import WholeTensor
 
-_SHOWN = 8
 _NEXT = {
     "elements-missing": "restore what is missing, or use a checkpoint that is whole",
     "chunks-overlap": "save the checkpoint again: nothing says which of the two is right",
@@ -223,7 +222,7 @@ class Prover:
         if runs and self.links.tiling(target.shape, target.boxes) is None:
             return Proven(self.src, target, None, _KEY, runs=runs)
         sources = sources_of(target.layout, self.src)
-        if self._is_plain(target, sources):
+        if self._is_one_whole_tensor(target, sources):
             return Proven(self.src, target, sources, _KEY)
         key = self._alike.key(target, sources)
         if key is not None and (template := self._alike.proven(key)) is not None:
@@ -237,7 +236,7 @@ class Prover:
             self._alike.add(key, proven.target.boxes, proven.template)
         return proven
 
-    def _is_plain(self, target: Target, sources: tuple[Stored, ...]) -> bool:
+    def _is_one_whole_tensor(self, target: Target, sources: tuple[Stored, ...]) -> bool:
         """Whether a target is one whole stored tensor that is a whole logical one, as most are."""
         layout, boxes = target.layout, target.boxes
         if len(sources) != 1 or not len(layout.pieces) == len(sources[0].layout.pieces) == 1:
@@ -356,9 +355,7 @@ class Prover:
         texts = list(dict.fromkeys(fault.text for fault in faults))
         lost = sum({fault.text: fault.elements for fault in faults}.values())
         brief = texts[0] if len(texts) == 1 else f"{len(texts)} faults, {lost:,} elements"
-        rest = texts[:_SHOWN] if len(texts) > 1 else []
-        more = [f"… and {len(texts) - _SHOWN} more"] if len(texts) > _SHOWN else []
-        lines = "".join(f"\n  {line}" for line in (*rest, *more))
+        lines = few_lines(texts) if len(texts) > 1 else ""
         raise CoverageError(
             f"not proven: {brief} - at {self.src.path}{lines}",
             hint=f"{faults[0].hint or _NEXT[faults[0].kind]}; nothing was written",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from intarsia.errors import IntarsiaError, StoreError, UsageError
+from intarsia.errors import IntarsiaError, StoreError, UsageError, few_lines
 from intarsia.frozen import frozen_open
 from intarsia.run.ranks.apart import Apart
 from intarsia.run.stopping import ending_at_once
@@ -215,15 +215,14 @@ def check_alike(reported: Sequence[Mapping[str, str]]) -> None:
     for rank, found in enumerate(reported):
         wrong = [name for name in {**first, **found} if first.get(name) != found.get(name)]
         if wrong:
-            shown = "\n".join(
-                f"  {name}: {first.get(name, 'absent')} on rank 0, {found.get(name, 'absent')}"
+            texts = [
+                f"{name}: {first.get(name, 'absent')} on rank 0, {found.get(name, 'absent')}"
                 f" on rank {rank}"
-                for name in wrong[:4]
-            )
-            more = f"\n  … and {len(wrong) - 4} more" if len(wrong) > 4 else ""
+                for name in wrong
+            ]
             raise UsageError(
                 f"rank {rank} was called with something else than rank 0, so nothing was"
-                f" started:\n{shown}{more}",
+                f" started:{few_lines(texts, 4)}",
                 hint="give every rank the same options and one source, by an absolute path that"
                 " leads to the same files everywhere",
             )
