@@ -206,10 +206,10 @@ def _places_one_by_one(stored: dict[Any, Any]) -> PlaceOf:
             raise FormatError(f"{name} is stored at offset {brief(offset)}")
         state = place.state
         file, start, length = state["relative_path"], state["offset"], state["length"]
-        if state.get("transform_descriptors"):
+        if through := state.get("transform_descriptors"):
+            names = few([brief(x) for x in through], 4) if type(through) is list else brief(through)
             raise FormatError(
-                f"{brief(name)} is stored through a transform"
-                f" ({brief(state['transform_descriptors'])})",
+                f"{brief(name)} is stored through a transform ({names})",
                 hint="save without stream transforms (compression)",
             )
         if type(file) is not str or file not in files:
