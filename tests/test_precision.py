@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import intarsia
-from intarsia import PrecisionError
+from intarsia import PrecisionError, UsageError
 from intarsia.dtypes import BY_NAME
 from intarsia.format import registry as formats
 from intarsia.format.folder.side_files import with_dtype
@@ -168,3 +169,15 @@ def test_a_cast_that_leaves_main_weights_behind_says_so(tmp_path: Path) -> None:
     assert "not from their fp32 main weights" in str(report)
     report = intarsia.convert(source, tmp_path / "c", to="hf", dtype="bf16")
     assert "main weights" not in str(report)
+
+
+def test_weights_are_not_cast_beside_what_they_lack_of_their_main_weights(tmp_path: Path) -> None:
+    weights = model(llama_config())
+    lacking = {f"optimizer.master_param.{n}": x.view(torch.int16) for n, x in weights.items()}
+    write_hf(tmp_path / "hf", weights, llama_config(), 1)
+    (tmp_path / "hf" / "optimizer").mkdir()
+    save_file(lacking, tmp_path / "hf" / "optimizer" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UsageError, match="lacks of its main weight"):
+        intarsia.convert(tmp_path / "hf", tmp_path / "out", to="hf", dtype="fp16")
+    intarsia.convert(tmp_path / "hf", tmp_path / "same", to="dcp", dtype="bf16")
+    intarsia.convert(tmp_path / "hf", tmp_path / "out", to="hf", dtype="fp16", optimizer="drop")

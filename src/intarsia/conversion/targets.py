@@ -35,6 +35,7 @@ def targets_for(src: Manifest, request: Request) -> Wanted:
     _check(request)
     _check_named(src, request, writer)
     _check_rates(src, request, writer)
+    _check_halves(src, request)
     request = _as_quantised(src, request, writer)
     if request.optimizer == "keep":
         writer.check_state(src)
@@ -142,6 +143,20 @@ def _check_named(src: Manifest, request: Request, writer: Format) -> None:
         return
     if not (both_keep_names(src, writer) and any(map(is_numbered_name, src.logical))):
         raise src.state_unclear
+
+
+def _check_halves(src: Manifest, request: Request) -> None:
+    """Raise where weights would be rounded away under state that holds what bf16 weights lack of main weights."""
+    if request.dtype is None or request.dtype.name == "BF16" or request.optimizer == "drop":
+        return
+    for name in state_among(src.logical):
+        state, weight = src.logical[name], src.logical.get(parameter_of(name))
+        if weight is not None and (state.dtype.name, weight.dtype.name) == ("I16", "BF16"):
+            raise UsageError(
+                f"`{name}` is {state.dtype}: what the bf16 weight lacks of its main weight, which means nothing beside"
+                f" weights of {request.dtype} - at {src.path}",
+                hint="leave --dtype out, or take only the weights with --optimizer drop",
+            )
 
 
 def _check_rates(src: Manifest, request: Request, writer: Format) -> None:
