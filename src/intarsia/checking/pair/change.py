@@ -137,7 +137,7 @@ def changes(
 
 
 @dataclass
-class _Sum:
+class _ScaledSum:
     """A sum of products as `value * 2**exponent`, so that it neither overflows nor vanishes."""
 
     value: float = 0.0
@@ -151,7 +151,7 @@ class _Sum:
             self.exponent = exponent
         self.value += float(np.ldexp(value, max(-4000, exponent - self.exponent)))
 
-    def root_over(self, other: _Sum) -> float:
+    def root_over(self, other: _ScaledSum) -> float:
         """The square root of this sum over another."""
         ratio = sqrt(self.value / other.value)
         half, odd = divmod(self.exponent - other.exponent, 2)
@@ -169,10 +169,10 @@ class _Measure:
 
     most: Number = 0
     worst: float = 0.0
-    gaps: _Sum = field(default_factory=_Sum)
-    left: _Sum = field(default_factory=_Sum)
-    right: _Sum = field(default_factory=_Sum)
-    both: _Sum = field(default_factory=_Sum)
+    gaps: _ScaledSum = field(default_factory=_ScaledSum)
+    left: _ScaledSum = field(default_factory=_ScaledSum)
+    right: _ScaledSum = field(default_factory=_ScaledSum)
+    both: _ScaledSum = field(default_factory=_ScaledSum)
     odd: tuple[int, int] = (0, 0)
 
     def add(self, u: Floats, v: Floats, gap: Floats, most: Number) -> None:
@@ -199,7 +199,7 @@ def _change(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> TensorC
                 found.add(*distances(x, y, pair.a.dtype, pair.b.dtype))
     size = pair.a.size
     count = float(size * (pair.a.dtype.packs if pair.a.dtype == pair.b.dtype else 1))
-    rms = found.gaps.root_over(_Sum(count)) if size else 0.0
+    rms = found.gaps.root_over(_ScaledSum(count)) if size else 0.0
     moved = found.gaps.value > 0
     relative = found.gaps.root_over(found.left) if found.left.value else inf if moved else 0.0
     cosine = _cosine(found, moved)

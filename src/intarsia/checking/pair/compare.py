@@ -103,7 +103,7 @@ class _Found:
         self.same_bits &= later.same_bits
 
 
-class _Window(NamedTuple):
+class _PairWindow(NamedTuple):
     """A window of the pair of a number: its bytes in A, and the memory that one side of it takes."""
 
     number: int
@@ -127,7 +127,7 @@ TOGETHER = 512
 class _Step(NamedTuple):
     """Windows that one thread compares: those from `start` on of many whose files are looked at together."""
 
-    windows: Sequence[_Window]
+    windows: Sequence[_PairWindow]
     nbytes: int
     in_files: InFiles | None = None
     start: int = 0
@@ -165,19 +165,19 @@ class _Comparing:
 
     def _steps(self) -> Iterator[_Step]:
         """Pairs that are not compared window by window, and then the windows of the others."""
-        windows: list[_Window] = []
+        windows: list[_PairWindow] = []
         cut: dict[tuple[Shape, int, int], list[tuple[Box, int, int]]] = {}
         for number, pair in enumerate(self.pairs):
             a, shape = pair.a, pair.a.shape
             if shape != pair.b.shape or pair.rounded:
-                yield _Step([_Window(number, Box.whole(shape), a.nbytes, 0)], a.nbytes)
+                yield _Step([_PairWindow(number, Box.whole(shape), a.nbytes, 0)], a.nbytes)
                 continue
             size, most = a.dtype.itemsize, widest(pair)
             if (each := cut.get((shape, size, most))) is None:
                 boxes = windows_of_pair(pair, self.budget)
                 each = [(box, box.size * size, box.size * most) for box in boxes]
                 cut[shape, size, most] = each
-            windows += [_Window(number, *x) for x in each]
+            windows += [_PairWindow(number, *x) for x in each]
         sides = SideBySide(self.a, self.b, self.pairs)
         steps = in_steps(windows, self._step_bytes(), _HELD_BYTES)
         for some in in_steps(steps, TOGETHER, len):
@@ -207,7 +207,7 @@ class _Comparing:
             return Unequal(pair, max(pair.a.size, pair.b.size), (), float("nan"))
         return differ_from_main(self.a, self.b, pair, self.budget)
 
-    def _read_both(self, step: Sequence[_Window], found: Mapping[int, _Found]) -> None:
+    def _read_both(self, step: Sequence[_PairWindow], found: Mapping[int, _Found]) -> None:
         """Read both sides of windows, and add what differs."""
         wanted = [(self.pairs[number], box) for number, box, _, _ in step]
         lefts = _read(self.a, [(pair.a, box) for pair, box in wanted], self.rooms[0])

@@ -64,7 +64,7 @@ def runs_beside(left: Recipe, right: Recipe, size: int, itemsize: int) -> Beside
     )
 
 
-class _Run(NamedTuple):
+class _RowRun(NamedTuple):
     """Rows that are consecutive bytes on both sides, from `at` and `to` on."""
 
     at: int
@@ -75,7 +75,7 @@ class _Run(NamedTuple):
     row_bytes: int
 
 
-def _runs_of(piece: Piece, itemsize: int) -> Iterator[_Run]:
+def _runs_of(piece: Piece, itemsize: int) -> Iterator[_RowRun]:
     """A piece as rows of bytes; none of it where it has none, or too many blocks of rows."""
     loops = piece.loops or (Loop(1, 1, 1),)
     *outer, cols = loops
@@ -88,7 +88,7 @@ def _runs_of(piece: Piece, itemsize: int) -> Iterator[_Run]:
     for index in product(*[range(loop.n) for loop in outer]):
         at = piece.at + sum([x * loop.at for x, loop in zip(index, outer, strict=True)])
         to = piece.to + sum([x * loop.to for x, loop in zip(index, outer, strict=True)])
-        yield _Run(at * itemsize, to * itemsize, *steps, rows.n, cols.n * itemsize)
+        yield _RowRun(at * itemsize, to * itemsize, *steps, rows.n, cols.n * itemsize)
 
 
 def _met(left: Recipe, right: Recipe) -> Iterator[tuple[ChunkNumber, ChunkNumber, Piece]]:

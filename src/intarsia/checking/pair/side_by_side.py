@@ -35,7 +35,7 @@ NumberedWindow = tuple[int, Box]
 """A window of the pair of a number."""
 
 
-class _Kind(NamedTuple):
+class _KindOfPair(NamedTuple):
     """Pairs that differ by name alone: the proofs of their tensors, and one of the pairs."""
 
     a: AlikeTensors
@@ -46,12 +46,12 @@ class _Kind(NamedTuple):
 class _Kinds(NamedTuple):
     """The kinds of pairs, the number of each pair's own, and of which of the kind's proofs it is, on both sides."""
 
-    kinds: Sequence[_Kind]
+    kinds: Sequence[_KindOfPair]
     numbers: Sequence[int]
     members: Numbers
 
 
-class _Block(NamedTuple):
+class _WindowBlock(NamedTuple):
     """Windows by their numbers, and columns of their runs; each window has as many."""
 
     windows: list[int]
@@ -84,7 +84,7 @@ class SideBySide:
 
     def columns(self, windows: Sequence[NumberedWindow]) -> _Columns:
         """The runs of windows, and those of what their chunks have to begin with."""
-        names, fronts, blocks = (FileNumbers(), FileNumbers()), Addresses(), list[_Block]()
+        names, fronts, blocks = (FileNumbers(), FileNumbers()), Addresses(), list[_WindowBlock]()
         with self._lock:
             kinds, numbers, members = self._kinds
         alike: dict[tuple[int, int], list[int]] = {}
@@ -96,7 +96,7 @@ class SideBySide:
             with reported_elsewhere():
                 held = self._block(kinds[kind], members[:, of_pairs], box, names, fronts)
             if held is not None:
-                blocks.append(_Block(some, held))
+                blocks.append(_WindowBlock(some, held))
         in_files, counts = np.zeros(len(windows), np.bool_), np.zeros(len(windows), np.int64)
         for numbers, held in blocks:
             in_files[numbers], counts[numbers] = True, held.shape[2]
@@ -113,19 +113,19 @@ class SideBySide:
         """The pairs, in kinds that differ by name alone."""
         ours = each_alike(self.a, [pair.a.name for pair in self._pairs])
         theirs = each_alike(self.b, [pair.b.name for pair in self._pairs])
-        kinds: dict[Hashable, tuple[int, _Kind]] = {}
+        kinds: dict[Hashable, tuple[int, _KindOfPair]] = {}
         numbers: list[int] = []
         for pair, (a, _, ends), (b, _, others) in zip(self._pairs, ours, theirs, strict=True):
             key = id(a), id(b), ends, others, id(pair.a.dtype), id(pair.b.dtype)
             if (known := kinds.get(key)) is None:
-                known = kinds[key] = len(kinds), _Kind(a, b, pair)
+                known = kinds[key] = len(kinds), _KindOfPair(a, b, pair)
             numbers.append(known[0])
         members = np.array([[member for _, member, _ in side] for side in (ours, theirs)], np.int64)
         return _Kinds([kind for _, kind in kinds.values()], numbers, members)
 
     def _block(
         self,
-        kind: _Kind,
+        kind: _KindOfPair,
         members: Numbers,
         box: Box,
         names: tuple[FileNumbers, FileNumbers],

@@ -50,7 +50,7 @@ def read_written(data: bytes) -> Metadata | None:
     return None
 
 
-class _Template(NamedTuple):
+class _RowTemplate(NamedTuple):
     """What tensors of the same opcodes have in common, and what is said of their chunks before the places of those."""
 
     dtype: DType
@@ -133,10 +133,10 @@ class _Reading:
         self.at = at + int.from_bytes(self.data[at - 4 : at], "little")
         return str(self.data[at : self.at], "utf-8", "surrogatepass")
 
-    def _described(self) -> tuple[list[_Template], int]:
+    def _described(self) -> tuple[list[_RowTemplate], int]:
         """What each tensor is, in the order of their names; and how many names there are, of objects, too."""
-        found: list[_Template] = []
-        known: dict[bytes, _Template] = {}
+        found: list[_RowTemplate] = []
+        known: dict[bytes, _RowTemplate] = {}
         near: list[bytes] = []
         match, data, at = _patterns().tensor.match, self.data, self.at
         for get in self.gets:
@@ -203,7 +203,7 @@ class _Reading:
         self.at = found.end()
         return _int_of(found[0])
 
-    def _places(self, templates: Sequence[_Template], count: int) -> FileRanges:
+    def _places(self, templates: Sequence[_RowTemplate], count: int) -> FileRanges:
         """Where the chunks of all tensors are, in their turn; `count` names stand before the files in the memo."""
         tensors = [(x.indices, get) for x, get in zip(templates, self.gets, strict=False)]
         rows, self.at = metadata_rows(self.data, self.at, _OP, tensors)
@@ -225,7 +225,7 @@ class _Reading:
         return check_name(self.texts[number], "the storage")
 
     def _tensors(
-        self, names: Sequence[str], templates: Sequence[_Template], places: FileRanges
+        self, names: Sequence[str], templates: Sequence[_RowTemplate], places: FileRanges
     ) -> dict[str, TensorRecord]:
         tensors: dict[str, TensorRecord] = {}
         at = 0
@@ -254,7 +254,7 @@ class _Reading:
         self._expect(written)
         return found
 
-    def _template(self, dtype: bytes, size: bytes, listed: bytes) -> tuple[_Template, bytes]:
+    def _template(self, dtype: bytes, size: bytes, listed: bytes) -> tuple[_RowTemplate, bytes]:
         """What tensors of these opcodes are, and that nothing is wrong with them but what their names may be; and the
         opcodes that we describe them by."""
         chunks = _patterns().chunk.findall(listed)
@@ -267,7 +267,7 @@ class _Reading:
         found = type_of("", said, shape)
         chunks_of("", shape, each, places, [], {})
         alike = _EMITTER.alike(dtype, shape, boxes)
-        return _Template(found, shape, boxes, alike.indices), alike.described
+        return _RowTemplate(found, shape, boxes, alike.indices), alike.described
 
 
 def _size_of(opcodes: bytes) -> tuple[int, ...]:

@@ -38,7 +38,7 @@ def pinned(count_bytes: int) -> torch.Tensor:
     return torch.empty(count_bytes, dtype=torch.uint8, pin_memory=True)
 
 
-class _Window:
+class _PinnedMemory:
     """Pinned memory to read into."""
 
     def __init__(self, count_bytes: int) -> None:
@@ -57,7 +57,7 @@ class _Window:
 class _Sent:
     """A window, and events that come when GPUs have taken what lies in it."""
 
-    window: _Window
+    window: _PinnedMemory
     taken: list[Any] = field(default_factory=list)
 
     def is_taken(self) -> bool:
@@ -82,10 +82,10 @@ class ToDevice:
             device: torch.cuda.current_stream(device).record_event()
             for device in {x.device for x in tensors}
         }
-        self._free: SimpleQueue[_Window | None] = SimpleQueue()
+        self._free: SimpleQueue[_PinnedMemory | None] = SimpleQueue()
         for _ in range(workers + AHEAD):
             self._free.put(None)  # made when it is needed
-        self._filled: SimpleQueue[tuple[_Window, Copies] | None] = SimpleQueue()
+        self._filled: SimpleQueue[tuple[_PinnedMemory, Copies] | None] = SimpleQueue()
         self._failure: BaseException | None = None
         self._sender = threading.Thread(target=self._send_all, name="intarsia-gpu", daemon=True)
         self._sender.start()
@@ -97,7 +97,7 @@ class ToDevice:
             self._free.put(window)
             raise self._failure
         if window is None or len(window.memory) < count_bytes:
-            window = _Window(max(count_bytes, self._window_bytes))
+            window = _PinnedMemory(max(count_bytes, self._window_bytes))
         self._mine.window = window
         return window.memory[:count_bytes]
 

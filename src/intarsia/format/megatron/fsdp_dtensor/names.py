@@ -54,7 +54,7 @@ def name_tensors(
             why = f"model_type {config.get('model_type')!r} has no table"
         found.notes.append(f"{why}: {BY_THEIR_NAMES}")
         return found
-    reader = _Reader(table, tp, found, complain)
+    reader = _TensorReader(table, tp, found, complain)
     sections = [(record, _named(section_of(record.name), numbers or {})) for record in records]
     states = [(r, s) for r, s in sections if s is not None and s.kind]
     trained = any(s.kind != MASTER for _, s in states)
@@ -76,7 +76,7 @@ def _named(section: KeySection | None, numbers: Mapping[str, str]) -> KeySection
     return section._replace(name=numbers.get(section.name, section.name))
 
 
-class _Reader:
+class _TensorReader:
     """The tensors of one checkpoint as they are read: the model's first, then their states."""
 
     def __init__(
