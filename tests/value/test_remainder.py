@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from intarsia.dtypes import BY_NAME
+from intarsia.errors import FormatError
 from intarsia.value import PLAIN, Change, Remainder, Shift, Window
 from intarsia.value.bits import as_float64
 from tests.format.megatron.optimizer.halves import cut, join
@@ -53,3 +54,11 @@ def test_a_norm_that_is_centred_on_zero_stays_so_without_arithmetic() -> None:
     assert np.array_equal(plain.view("f4"), (mains + 1).numpy())
     assert np.array_equal(value.numbers(held), mains.double().numpy() + 1)
     assert np.array_equal(as_float64(value.decode(held, F64), F64), (mains + 1).double().numpy())
+
+
+@pytest.mark.parametrize("found", [0.5, 32768.0, -40000.0, float("nan"), float("inf")])
+def test_a_number_that_is_no_half_of_another_is_refused(found: float) -> None:
+    held = window(*cut(torch.linspace(-1, 1, 5)), "F32")
+    held.bits.view("f4")[3] = found
+    with pytest.raises(FormatError, match=r"bf16 `w` lacks .* 1 of 5 are not: the first is"):
+        Remainder("w").decode(held, F32)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from intarsia.dtypes import BY_NAME, DType
+from intarsia.errors import FormatError
 from intarsia.frozen import frozen
 from intarsia.value.base import Value, Window
 from intarsia.value.bits import Bits, Numbers, as_float64
@@ -36,7 +37,15 @@ class Remainder(Value):
         return _F32
 
     def joined(self, stored: Window) -> tuple[Value, Window]:
-        lower = as_float64(stored.bits, stored.dtype).astype(np.int64)
+        held = as_float64(stored.bits, stored.dtype)
+        with np.errstate(invalid="ignore"):
+            lower = held.astype(np.int16).astype(np.int64)
+        if (other := held[lower != held]).size:
+            raise FormatError(
+                f"what bf16 `{self.weight}` lacks of its main weights is whole numbers of 16 bits,"
+                f" and {other.size:,} of {held.size:,} are not: the first is {float(other[0])!r}",
+                hint="convert with --optimizer drop, or save again without --use-precision-aware-optimizer",
+            )
         upper = stored.parts[self.weight].bits.astype(np.int64) - (lower < 0)
         whole = (upper << 16) | (lower & 0xFFFF)
         return self.of, Window(whole.astype(np.uint32), _F32)
