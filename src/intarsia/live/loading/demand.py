@@ -290,7 +290,7 @@ def settle(demand: Demand, doubts: Sequence[Doubts], window_bytes: int, *, stric
         raise CoverageError(
             f"{len(unused)} tensors of {demand.manifest.path} are not in the model:"
             f" {few(unused, 4)}",
-            hint="load with strict=False if they are not wanted",
+            hint="load with strict=False if they are not wanted; `report.kept` then names what of the model was not filled",
         )
     stateful = sorted(frozenset.intersection(*(d.unused_state for d in doubts)))
     if stateful and strict:
