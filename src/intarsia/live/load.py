@@ -7,9 +7,8 @@ after the last.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
 from typing import Any
@@ -22,21 +21,16 @@ from intarsia.live.background import finish_last
 from intarsia.live.entries import extra_in
 from intarsia.live.loading.demand import Demand, RankOfMesh, cast_names, settle
 from intarsia.live.loading.fill import Filling, fill, prove
-from intarsia.live.loading.kept import check_adapters, check_handed, check_kept, kept_of
+from intarsia.live.loading.kept import check_kept, kept_of
 from intarsia.live.loading.mapped import map_tensors
 from intarsia.live.loading.materialise import (
-    is_empty,
     mark_filled,
-    materialise,
-    names_on_meta,
 )
-from intarsia.live.loading.optimizer import OptimizerFilling, rows_of_state
-from intarsia.live.loading.passing_buffers import computed_by
+from intarsia.live.loading.optimizer import OptimizerFilling
 from intarsia.live.loading.shared_memory import with_one_source
-from intarsia.live.megatron.model import install, is_megatron, pipeline_models, refuse_optimizer
+from intarsia.live.loading.wanted import Wanted, modules_of
+from intarsia.live.megatron.model import install, is_megatron
 from intarsia.live.megatron_settings import unlike_settings, with_settings
-from intarsia.live.model.adapters import adapter_tensors
-from intarsia.live.model.contents import ModelContents
 from intarsia.live.model.names import (
     checkpoint_facts,
     config_of_model,
@@ -44,8 +38,6 @@ from intarsia.live.model.names import (
     model_in,
     named_as_is,
 )
-from intarsia.live.optimizer.named import NamedOptimizer
-from intarsia.live.optimizer.state import unused_state
 from intarsia.live.report import Counts, Loaded
 from intarsia.live.values import Values
 from intarsia.mesh import Mesh
@@ -57,7 +49,6 @@ from intarsia.run.losses import changed_tensors, summary
 from intarsia.run.progress import Progress, counting
 from intarsia.run.ranks.crew import Crew, check_alike, ranks_of_model
 from intarsia.run.source import Source
-from intarsia.state.names import TORCH_STATE
 from intarsia.store.reading.headers_once import reading_once
 
 
@@ -121,37 +112,10 @@ def load(
         }
     check_alike(shared.values)
     with team.together() as shared:
-        empty = [
-            n for module in _modules(into) for n, x, _ in adapter_tensors(module) if is_empty(x)
-        ]
-        on_meta = {id(module): names_on_meta(module) for module in _modules(into)}
-        left = [name for module in _modules(into) for name in materialise(module, device)]
-        contents = None if is_megatron(into) else ModelContents.of(into)
-        if contents is None:
-            refuse_optimizer(optimizer)
-        else:
-            check_handed(contents, on_meta, manifest.path)
-            optimizer = contents.optimizer_with(optimizer)
-        own = brought = None
-        if optimizer is not None:
-            own = NamedOptimizer.of(into, optimizer, state=False)
-        if named and contents and not contents.tensors.keys() <= named.stored.keys():
-            manifest = manifest_for(where, into, config, section)
-        demand = Demand.of(into, manifest, _place(mesh, rank, team), contents)
-        check_adapters(demand.adapters, empty, manifest.path)
-        doubts = demand.doubts
-        computed = {n for module in _modules(into) for n in computed_by(module, doubts.unused)}
-        doubts = replace(doubts, unused=doubts.unused - computed)
-        rows_with_state = {} if own is None else rows_of_state(demand.rows, demand.manifest)
-        if own is not None:
-            unused = unused_state(own, rows_with_state, demand.manifest)
-            unread = {n for n in demand.manifest.logical if n.startswith(TORCH_STATE)}
-            doubts = replace(
-                doubts,
-                unused=doubts.unused | unread,
-                unused_state=demand.without_prediction_layers(unused),
-            )
-        shared.value = doubts
+        by_model = partial(manifest_for, where, into, config, section) if named else None
+        wanted = Wanted.of(into, optimizer, manifest, _place(mesh, rank, team), device, by_model)
+        shared.value = wanted.doubts
+    demand, own, brought = wanted.demand, wanted.own, None
     with team.together():
         manifest = demand.manifest
         if copied := any(each.copies for each in shared.values):
@@ -162,7 +126,7 @@ def load(
                 hint="load with mapped=False",
             )
         values = Values.of(demand.contents, manifest, team.size)
-        kept = kept_of(demand.contents, values, left, demand.adapters)
+        kept = kept_of(demand.contents, values, wanted.on_meta, demand.adapters)
         if strict:
             check_kept(kept, manifest.path)
         settled = settle(demand, shared.values, budget.window_bytes, strict=strict)
@@ -175,15 +139,15 @@ def load(
             report.config = with_settings(manifest.config, into)
             report.notes += unlike_settings(into)
         report.cast = cast_names(settled.holdings, manifest, allowed=cast)
-        if computed:
-            shown = f"{few(sorted(computed), 4)}"
+        if wanted.computed:
+            shown = few(sorted(wanted.computed), 4)
             report.notes.append(f"not loaded, because the model computes them itself: {shown}")
         report.notes += found.notes
         entries = read_entries(manifest, budget.memory_bytes // 2) if manifest.entries else {}
         if own is not None:
             brought = OptimizerFilling.of(
                 own,
-                rows_with_state,
+                wanted.rows_with_state,
                 manifest,
                 entries,
                 partial(demand.part_of, literal=settled.literal),
@@ -211,7 +175,7 @@ def load(
         fresh = brought.states.fresh if brought is not None else {}
         groups = own.settings.param_groups if own is not None else []
         report.count(Counts.of(len(settled.fillings), iter(fresh.values()), groups))
-    for module in _modules(into):
+    for module in modules_of(into):
         mark_filled(module)
     return report
 
@@ -230,11 +194,6 @@ def _changing() -> Iterator[None]:
     except BaseException as error:
         add_hint(error, "the model may be changed in part: load again before it is used")
         raise
-
-
-def _modules(into: Any) -> list[Any]:
-    held = into.values() if isinstance(into, Mapping) else pipeline_models(into)
-    return [part for part in held if hasattr(part, "_apply")]
 
 
 def _tied(into: Any, manifest: Manifest) -> dict[str, str]:
