@@ -58,8 +58,21 @@ def test_a_conversion_whose_answer_nobody_can_read_is_done(
 @pytest.mark.parametrize("end", ["| head -c 1 >&2", "> /dev/full"])
 @pytest.mark.one_in(2)
 def test_a_difference_stays_a_difference_and_what_is_done_done(src, other, end: str) -> None:
-    assert shell(f'intarsia digest "$1" --json {end}', src).returncode == 0
+    assert shell(f'intarsia verify "$1" {end}', src).returncode == 0
     assert shell(f'intarsia verify "$1" "$2" --json {end}', src, other).returncode == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    ['digest "$1" --json', 'inspect "$1"', 'plan "$1" --to dcp', 'convert "$1" o --to dcp --dry-run',
+     'explain "$1" lm_head.weight', 'diff "$1" "$1" --json'],
+)  # fmt: skip
+def test_an_answer_that_is_all_of_a_command_and_cannot_be_printed_is_a_failure(
+    src: Path, words: str
+) -> None:
+    done = shell(f"intarsia {words} > /dev/full", src)
+    assert done.returncode == 2
+    assert done.stderr == "intarsia: not all of the answer was printed: No space left on device\n"
 
 
 @pytest.mark.parametrize(

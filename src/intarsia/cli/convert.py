@@ -46,7 +46,7 @@ def run(
             with team.together():
                 job = converting.job(src, asked)
             if dry_run:
-                answer(job.plan.as_json(), lambda: say(job.plan))
+                answer(job.plan.as_json(), lambda: say(job.plan), is_all=True)
                 return 0 if job.plan.proven else 1
             with progress("converting") as advance:
                 report = carry_out(

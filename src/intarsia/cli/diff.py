@@ -48,7 +48,7 @@ def run(
         for note in found.notes:
             say(f"note: {note}")
 
-    answer({"a": a, "b": b} | found.as_json(), text)
+    answer({"a": a, "b": b} | found.as_json(), text, is_all=True)
 
 
 def _print_names(what: str, names: Sequence[str], most: int) -> None:

@@ -54,4 +54,4 @@ def run(
         count = len(found.tensors) - len(found.weights_again)
         print(f"{found.root}  root of {count:,} tensors{apart and f'; {apart} are not in it'}")
 
-    answer(found.as_json(), text)
+    answer(found.as_json(), text, is_all=True)

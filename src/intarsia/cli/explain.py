@@ -33,4 +33,4 @@ def run(
             title = f"on {found.mesh} ({found.mesh.size} ranks)"
             print_table(title, ("rank", "place", "stored", "box"), on_ranks, most=64)
 
-    answer(found.as_json(), text)
+    answer(found.as_json(), text, is_all=True)

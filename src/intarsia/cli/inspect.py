@@ -38,4 +38,4 @@ def run(
             ]
             print_table("", ("tensor", "dtype", "shape", "chunks", "bytes"), rows)
 
-    answer(found.as_json(tensors=tensors), text)
+    answer(found.as_json(tensors=tensors), text, is_all=True)

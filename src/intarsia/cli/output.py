@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from intarsia.errors import IntarsiaError
+from intarsia.errors import IntarsiaError, StoreError
 from intarsia.report.safe import visible
 
 
@@ -32,11 +32,11 @@ class Output:
 OUTPUT = Output()
 
 
-def answer(document: Any, text: Callable[[], None]) -> None:
-    """Print the JSON document, or call `text` to print for people."""
+def answer(document: Any, text: Callable[[], None], *, is_all: bool = False) -> None:
+    """Print the JSON document, or call `text` to print for people; `is_all` that the command makes."""
     if not OUTPUT.prints:
         return
-    with to_stdout():
+    with to_stdout(is_all=is_all):
         if OUTPUT.json:
             print(json.dumps(document, indent=1, default=str))
         elif not OUTPUT.quiet:
@@ -44,8 +44,8 @@ def answer(document: Any, text: Callable[[], None]) -> None:
 
 
 @contextmanager
-def to_stdout() -> Iterator[None]:
-    """Printing inside may fail: the work is done all the same, so stderr alone says so."""
+def to_stdout(*, is_all: bool = False) -> Iterator[None]:
+    """Printing inside may fail: the work is done all the same, so stderr alone says so, unless this `is_all` of it."""
     try:
         yield
         sys.stdout.flush()
@@ -53,7 +53,10 @@ def to_stdout() -> Iterator[None]:
         sys.stdout = _nowhere()
     except OSError as error:
         sys.stdout = _nowhere()  # what is left to print goes nowhere
-        complain(f"intarsia: not all of the answer was printed: {error.strerror or error}")
+        lost = StoreError(f"not all of the answer was printed: {error.strerror or error}")
+        if is_all:
+            raise lost from error
+        complain(f"intarsia: {lost}")
 
 
 def complain(text: str) -> None:

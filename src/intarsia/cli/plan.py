@@ -13,5 +13,5 @@ def run(src: options.Path, asked: Options) -> int:
     from intarsia import converting
 
     found = converting.job(src, asked).plan
-    answer(found.as_json(), lambda: say(found))
+    answer(found.as_json(), lambda: say(found), is_all=True)
     return 0 if found.proven else 1
