@@ -62,6 +62,7 @@ def test_the_version_is_the_packages() -> None:
     answer = intarsia("--version")
     assert answer.status == 0
     assert answer.out == f"intarsia {library.__version__}\n"
+    assert json.loads(intarsia("--version", "--json").out) == {"version": library.__version__}
 
 
 def test_inspect_says_what_a_checkpoint_is(root: Path) -> None:

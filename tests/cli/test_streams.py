@@ -64,7 +64,7 @@ def test_a_difference_stays_a_difference_and_what_is_done_done(src, other, end: 
 
 @pytest.mark.parametrize(
     "words",
-    ['digest "$1" --json', 'inspect "$1"', 'plan "$1" --to dcp', 'convert "$1" o --to dcp --dry-run',
+    ["--version", 'digest "$1" --json', 'inspect "$1"', 'plan "$1" --to dcp', 'convert "$1" o --to dcp --dry-run',
      'explain "$1" lm_head.weight', 'diff "$1" "$1" --json'],
 )  # fmt: skip
 def test_an_answer_that_is_all_of_a_command_and_cannot_be_printed_is_a_failure(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from inspect import Parameter, Signature
 from io import StringIO
+from json import dumps
 from typing import Annotated, Any, get_args
 
 import typer
@@ -12,7 +13,7 @@ import typer
 from intarsia import __version__
 from intarsia.cli.call import NAMES, Command, carried_out, command, parameters
 from intarsia.cli.options import Argument
-from intarsia.cli.output import OUTPUT, complain, print_error
+from intarsia.cli.output import OUTPUT, complain, print_error, to_stdout
 from intarsia.errors import UsageError
 
 _WrongCall: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
@@ -21,7 +22,8 @@ _WrongCall: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
 
 def _version(asked: bool) -> None:
     if asked:
-        print(f"intarsia {__version__}")
+        with to_stdout(is_all=True):
+            print(dumps({"version": __version__}) if OUTPUT.json else f"intarsia {__version__}")
         raise typer.Exit
 
 
