@@ -191,6 +191,14 @@ def test_rows_are_in_the_order_of_their_bytes_whatever_the_order_of_the_header(
     assert [row.name for row in rows] == ["a", "none", "c"]
 
 
+def test_metadata_that_are_null_are_none_as_to_safetensors(tmp_path: Path) -> None:
+    text = json.dumps({"__metadata__": None, **GOOD}).encode()
+    (tmp_path / "f").write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
+    assert load_file(tmp_path / "f").keys() == GOOD.keys()
+    rows, metadata = rows_of(tmp_path / "f")
+    assert ([row.name for row in rows], metadata) == (["a", "b"], {})
+
+
 def test_a_tensor_with_the_name_that_safetensors_keeps_is_refused_by_what_is_wrong(
     tmp_path: Path,
 ) -> None:

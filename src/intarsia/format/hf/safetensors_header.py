@@ -63,7 +63,9 @@ def _parse(data: bytes, where: str, file: str) -> tuple[list[WholeTensor], dict[
     raw = parse_json(data, f"{where}: the header", hint=_DAMAGED)
     if not isinstance(raw, dict) or not data.startswith(b"{"):
         raise FormatError(f"{where}: the header is not a JSON object", hint=_DAMAGED)
-    metadata = raw.pop(_METADATA, {})
+    metadata = raw.pop(_METADATA, None)
+    if metadata is None:  # safetensors reads null as none, too
+        metadata = {}
     if not isinstance(metadata, dict) or {*map(type, metadata.values())} - {str}:
         raise FormatError(f"{where}: __metadata__ is not an object of texts", hint=_DAMAGED)
     return _rows(raw, 8 + len(data), where, file), metadata
