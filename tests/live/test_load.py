@@ -158,6 +158,20 @@ def test_a_tensor_that_the_model_lacks_is_refused_unless_unwanted(stored: Path) 
     assert intarsia.load(stored, into=model, strict=False).unused == ["spare"]
 
 
+def test_what_a_run_saved_beside_the_model_is_refused_with_the_section_that_leaves_it_out(
+    tmp_path: Path,
+) -> None:
+    trained, fresh = build(1, ""), build(2, "")
+    beside = {"step": torch.tensor(7), "tokens": torch.tensor(99)}
+    dcp.save({"model": trained.state_dict(), "train_state": beside}, checkpoint_id=tmp_path / "s")
+    with pytest.raises(CoverageError, match=r"2 tensors of .* are not in the model") as refused:
+        intarsia.load(tmp_path / "s", fresh)
+    assert "load with section='model'" in str(refused.value)
+    assert intarsia.load(tmp_path / "s", fresh, section="model").complete
+    held = fresh.state_dict()
+    assert all(torch.equal(held[name], x) for name, x in trained.state_dict().items())
+
+
 def test_another_shape_is_refused_with_both(stored: Path) -> None:
     with pytest.raises(LayoutError, match=r"plain tensor of \[4, 12\], .* has \[3, 12\]"):
         intarsia.load(stored, into={"spare": torch.empty(4, 12)}, strict=False)

@@ -12,6 +12,7 @@ from intarsia.dtypes import is_lossless
 from intarsia.errors import CoverageError, LayoutError, UsageError, few
 from intarsia.family import Param, table_for
 from intarsia.format.folder.adapters import how_to_load
+from intarsia.format.naming.section import TOP
 from intarsia.layout import Layout
 from intarsia.live.loading.fill import Filling, prove
 from intarsia.live.loading.quantised import check_quantised
@@ -32,6 +33,7 @@ from intarsia.live.model.holding import (
 from intarsia.live.model.names import LiveRows, find_rows
 from intarsia.mesh import Box, Mesh
 from intarsia.opened.equal import equal
+from intarsia.planning.inventory import Role
 from intarsia.planning.manifest import Manifest
 from intarsia.planning.whole_tensor import types_of
 from intarsia.state.names import MASTER, is_state, kind_of, master_of, parameter_of
@@ -273,6 +275,15 @@ class Settled:
         return [each.holding for each in self.fillings]
 
 
+def _without(unused: Iterable[str], src: Manifest) -> str:
+    """How to load what the model has, and nothing of this."""
+    stored, sections = src.stored, [x for x in src.inventory if x.kind == "section"]
+    (model,) = [x.name for x in sections if x.role is Role.MODEL] or [TOP]
+    if model != TOP and all(name in stored and stored[name].on_disk == name for name in unused):
+        return f"load with section={model!r}, which leaves out what lies beside it"
+    return "load with strict=False if they are not wanted; `report.kept` then names what of the model was not filled"
+
+
 def settle(demand: Demand, doubts: Sequence[Doubts], window_bytes: int, *, strict: bool) -> Settled:
     """Decide what the ranks have to agree on, from what all of them reported."""
     unfit = frozenset[str]().union(*(d.unfit for d in doubts))
@@ -290,7 +301,7 @@ def settle(demand: Demand, doubts: Sequence[Doubts], window_bytes: int, *, stric
         raise CoverageError(
             f"{len(unused)} tensors of {demand.manifest.path} are not in the model:"
             f" {few(unused, 4)}",
-            hint="load with strict=False if they are not wanted; `report.kept` then names what of the model was not filled",
+            hint=_without(unused, demand.manifest),
         )
     stateful = sorted(frozenset.intersection(*(d.unused_state for d in doubts)))
     if stateful and strict:
