@@ -104,6 +104,12 @@ def names_of_megatron(tmp: Path) -> None:
     intarsia.convert(src, tmp / "out", to="hf", config=CONFIG)
 
 
+@refusal("Flat parameters of FSDP 1, for Transformers", area="sections")
+def flat_parameters(tmp: Path) -> None:
+    src = write_dcp(tmp / "run", {"model": {"0._flat_param": torch.ones(8)}})
+    intarsia.convert(src, tmp / "out", to="hf")
+
+
 class Small(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -25,6 +25,7 @@ from intarsia.errors import FamilyError, IntarsiaError, few
 from intarsia.family import RowsOfDialects, Table, table_for
 from intarsia.family.optional_parts import must_be_there
 from intarsia.format.complaint import Complain, Complaint, refuse
+from intarsia.format.naming.flat_parameters import flat_parameters, refuse_flat, what_they_are
 from intarsia.format.naming.foreign_names import refuse_foreign
 from intarsia.format.naming.named_tensors import (
     StoredOrWhole,
@@ -105,6 +106,7 @@ def name_tensors(
     if states:
         weights = {name: s for name, s in weights.items() if not is_state(name)}
     quantised = find_quantised(weights, config, modelopt)
+    flat = flat_parameters(weights)
     if table is None:
         rules = PartRules(quantised, None)
         plainly = (
@@ -115,9 +117,10 @@ def name_tensors(
         model_type = str((config or {}).get("model_type") or "")[:80]
         why = f"model_type {model_type!r} has no table" if model_type else "no model configuration"
         note = f"{why}: each stored tensor is carried name by name, as its own logical tensor"
-        notes = (note, *quantised.notes)
+        notes = (note, *quantised.notes, *([what_they_are(flat)] if flat else ()))
         named = Named(stored, logical_of(stored, {}), None, (), (), notes, quantised)
     else:
+        refuse_flat(flat, where)
         refuse_foreign(sections.names.values(), table, where)
         named = _with_table(spelled, weights, table, where, complain, quantised)
     unclear = sections.unclear

@@ -12,6 +12,7 @@ from intarsia.dtypes import is_lossless
 from intarsia.errors import CoverageError, LayoutError, UsageError, few
 from intarsia.family import Param, table_for
 from intarsia.format.folder.adapters import how_to_load
+from intarsia.format.naming.flat_parameters import flat_parameters, refuse_flat
 from intarsia.format.naming.section import TOP
 from intarsia.layout import Layout
 from intarsia.live.loading.fill import Filling, prove
@@ -85,6 +86,8 @@ class Demand:
             tensors = {n: x for n, x in contents.tensors.items() if is_present(x)}
             found, manifest = _rows(tensors, contents, manifest)
             found = _with_tied(found, tensors)
+        flat = flat_parameters(manifest.logical)
+        refuse_flat((n for n in flat if n not in tensors), manifest.path)
         found = check_quantised(tensors, found, manifest)
         peft = contents.adapters if contents else {}
         missing = [n for n in found.missing if tensors[n].numel() and not peft.get(n)]
