@@ -158,11 +158,11 @@ def test_a_tensor_that_the_model_lacks_is_refused_unless_unwanted(stored: Path) 
     assert intarsia.load(stored, into=model, strict=False).unused == ["spare"]
 
 
-def test_what_a_run_saved_beside_the_model_is_refused_with_the_section_that_leaves_it_out(
+def test_weights_that_a_run_saved_beside_the_model_are_refused_with_the_section_that_leaves_them_out(
     tmp_path: Path,
 ) -> None:
     trained, fresh = build(1, ""), build(2, "")
-    beside = {"step": torch.tensor(7), "tokens": torch.tensor(99)}
+    beside = {"step": torch.tensor(7), "scale": torch.tensor(0.5)}
     dcp.save({"model": trained.state_dict(), "train_state": beside}, checkpoint_id=tmp_path / "s")
     with pytest.raises(CoverageError, match=r"2 tensors of .* are not in the model") as refused:
         intarsia.load(tmp_path / "s", fresh)
@@ -170,6 +170,30 @@ def test_what_a_run_saved_beside_the_model_is_refused_with_the_section_that_leav
     assert intarsia.load(tmp_path / "s", fresh, section="model").complete
     held = fresh.state_dict()
     assert all(torch.equal(held[name], x) for name, x in trained.state_dict().items())
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_counters_that_a_run_saved_beside_the_model_are_named_and_left(
+    tmp_path: Path, keyed: bool
+) -> None:
+    trained, fresh = build(1, ""), build(2, "")
+    beside = {"train_state": {"step": torch.tensor(7), "tokens": torch.tensor(99)}}
+    state = {"model": trained.state_dict()} if keyed else trained.state_dict()
+    dcp.save({**state, **beside}, checkpoint_id=tmp_path / "s")
+    report = intarsia.load(tmp_path / "s", fresh)
+    assert any("train_state.step, train_state.tokens" in note for note in report.notes)
+    held = fresh.state_dict()
+    assert all(torch.equal(held[name], x) for name, x in trained.state_dict().items())
+    wanted = {"train_state": {"step": torch.tensor(0)}}
+    intarsia.load(tmp_path / "s", wanted, strict=False)
+    assert wanted["train_state"]["step"] == 7
+
+
+def test_whole_numbers_among_the_names_of_a_model_are_its_own(tmp_path: Path) -> None:
+    more = {"tokens.seen": torch.tensor(7), "tokens._extra_state": b"state"}
+    dcp.save({**build(1, "").state_dict(), **more}, checkpoint_id=tmp_path / "s")
+    with pytest.raises(CoverageError, match=r"1 tensors of .* are not in the model: tokens.seen"):
+        intarsia.load(tmp_path / "s", build(2, ""), strict=True)
 
 
 def test_another_shape_is_refused_with_both(stored: Path) -> None:

@@ -142,6 +142,9 @@ def load(
         if wanted.computed:
             shown = few(sorted(wanted.computed), 4)
             report.notes.append(f"not loaded, because the model computes them itself: {shown}")
+        if demand.counters:
+            shown = few(sorted(demand.counters), 4)
+            report.notes.append(f"not loaded, because a run saved them beside the model: {shown}")
         report.notes += found.notes
         entries = read_entries(manifest, budget.memory_bytes // 2) if manifest.entries else {}
         if own is not None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from intarsia.dtypes import BY_NAME, DType
 from intarsia.errors import FamilyError, SectionError, UsageError
 from intarsia.format.naming.sections import Sections, divide
 from intarsia.format.naming.wrappers import bare, without_wrappers
@@ -26,6 +27,7 @@ KNOWN = frozenset(NAMES)
 class Tensor(NamedTuple):
     shape: tuple[int, ...]
     nbytes: int
+    dtype: DType = BY_NAME["F32"]
 
 
 def tensors(*prefixes: str) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
+from intarsia.dtypes import DType
 from intarsia.format.naming.wrappers import MODULE
 from intarsia.mesh import Shape
 from intarsia.quantity import human
@@ -39,6 +40,9 @@ class TensorHeader(Protocol):
 
     @property
     def nbytes(self) -> int: ...
+
+    @property
+    def dtype(self) -> DType: ...
 
 
 @dataclass

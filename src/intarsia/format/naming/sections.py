@@ -132,7 +132,8 @@ def divide(
         names, state, roots, optimizer, model.label, prefixes, foreign, unclear=unclear
     )
     return replace(
-        divided, inventory=tuple(_items(divided, tensors, others, left, objects, wanted))
+        divided,
+        inventory=tuple(_items(divided, tensors, others, left, objects, wanted, paths or {})),
     )
 
 
@@ -184,16 +185,19 @@ def _items(
     left: Mapping[str, Sequence[str]],
     objects: Sequence[str],
     asked: Sequence[str],
+    paths: Paths,
 ) -> Iterable[InventoryItem]:
     """One item a section; none where all there is is a model without a name."""
     model, state = divided.label, divided.state
-    if not (model or left or state or objects):
+    counters = _counters(divided, tensors, paths)
+    if not (model or left or state or objects or counters):
         return
 
     def size(keys: Iterable[str]) -> int:
         return sum(tensors[key].nbytes for key in keys)
 
-    yield InventoryItem("section", model or TOP, Role.MODEL, Fate.READ, nbytes=size(divided.names))
+    own = divided.names.keys() - {name for held in counters.values() for name in held}
+    yield InventoryItem("section", model or TOP, Role.MODEL, Fate.READ, nbytes=size(own))
     models = {s.label for s in others}
     for label, keys in left.items():
         if keys:
@@ -208,7 +212,31 @@ def _items(
         yield InventoryItem(
             "section", root.removesuffix(".") or TOP, Role.OPTIMIZER, fate, why, size(keys)
         )
-    rest = dict.fromkeys(n.partition(".")[0] for n in objects if divided._owner(n) is None)
-    for word in rest:
+    # Of what torch did not nest, names with dots are those of a module.
+    apart = (n for n in objects if "." not in n or len(paths.get(n, ())) != 1)
+    rest = dict.fromkeys(n.partition(".")[0] for n in apart if divided._owner(n) is None)
+    for word in rest | counters:
         if word not in models and word != model.partition(".")[0]:
-            yield InventoryItem("section", word, Role.TRAINING, Fate.READ)
+            yield InventoryItem(
+                "section", word, Role.TRAINING, Fate.READ, nbytes=size(counters.get(word, ()))
+            )
+
+
+def _counters(
+    divided: Sections, tensors: Mapping[str, TensorHeader], paths: Paths
+) -> dict[str, list[str]]:
+    """Keys of the saved dict beside the model's below which all tensors are of whole numbers, as counters and generators are.
+
+    A model that was saved without a key has names that torch did not nest.
+    """
+    found: dict[str, list[str]] = {}
+    nested = {name: path for name in divided.names if (path := paths.get(name))}
+    if not divided.label and not any(len(path) == 1 for path in nested.values()):
+        return found
+    for name, path in nested.items():
+        inside = bare(name).startswith(divided.prefixes) if divided.label else len(path) == 1
+        if not inside:
+            found.setdefault(str(path[0]), []).append(name)
+    return {
+        k: held for k, held in found.items() if not any(tensors[n].dtype.floating for n in held)
+    }

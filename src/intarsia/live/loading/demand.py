@@ -133,7 +133,7 @@ class Demand:
         return Doubts(
             frozenset(disputed),
             frozenset(unfit),
-            frozenset(left - self._prediction_layers),
+            frozenset(left - self._prediction_layers - self.counters),
             copies=copies,
         )
 
@@ -165,6 +165,15 @@ class Demand:
         if box is None:
             return held_layout(layout, tensor, literal=name in literal)
         return layout.box(box.offsets, box.shape)
+
+    @cached_property
+    def counters(self) -> frozenset[str]:
+        """Tensors of whole numbers that a run saved beside the model, not taken here."""
+        words = {x.name for x in self.manifest.inventory if x.role is Role.TRAINING}
+        held = self.manifest.stored.items() if words else ()
+        beside = {n for n, x in held if x.on_disk == n and n.partition(".")[0] in words}
+        beside -= {n for row in self.rows.values() for n in row.layout.tensors}
+        return frozenset(n for n in beside if not self.manifest.logical[n].dtype.floating)
 
     @cached_property
     def _tied(self) -> Mapping[str, str]:
