@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
 
 from intarsia.dtypes import BY_NAME
-from intarsia.errors import CoverageError
+from intarsia.errors import CoverageError, UsageError
 from intarsia.live.saving.exchange import Statement, heard
 from intarsia.live.saving.parts import HeldBox, HeldPart
 from intarsia.live.saving.plan import SavePlan
@@ -76,6 +77,15 @@ def test_a_rank_that_lost_a_part_is_missed() -> None:
     first = found[0].boxes[0]
     found[1].boxes.append(HeldBox(first.name, F32, first.shape, Box((1, 0), (1, 3)), first.proof))
     with pytest.raises(CoverageError, match="overlap"):
+        SavePlan.of(found)
+
+
+def test_ranks_with_different_configurations_are_refused() -> None:
+    found = heard(*exchanged(statements(Mesh(fsdp=4))))
+    found[0] = replace(found[0], config=None)
+    assert SavePlan.of(found).outline.config == {"model_type": "x"}
+    found[2] = replace(found[2], config={"model_type": "y"})
+    with pytest.raises(UsageError, match="model_type: 'x' on rank 1, 'y' on rank 2"):
         SavePlan.of(found)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from intarsia.dtypes import DType
+from intarsia.errors import UsageError, few_lines
 from intarsia.format.base import Arrangement
 from intarsia.format.registry import live_format
 from intarsia.live.entries import extra_entries, shared_entries
@@ -44,7 +45,28 @@ class SavePlan:
         arrangement = live_format().lay_out(rows, entries, len(held))
         files = [live_format().file_of(rank) for rank in range(len(held))]
         sizes = [arrangement.files.get(file, 0) for file in files]
-        config = next((each.config for each in held if each.config is not None), None)
-        outline = Outline([row[:3] for row in rows], config, sum(arrangement.files.values()))
+        outline = Outline(
+            [row[:3] for row in rows], _one_config(held), sum(arrangement.files.values())
+        )
         tasks = tasks_of(held, holders, arrangement.slots, sizes, files)
         return SavePlan(arrangement, outline, tasks)
+
+
+def _one_config(held: Sequence[Heard]) -> Mapping[str, Any] | None:
+    """The configuration that is written; raise where ranks have several."""
+    first: tuple[int, Mapping[str, Any]] | None = None
+    for rank, config in enumerate(each.config for each in held):
+        if first is None and config is not None:
+            first = rank, config
+        elif first is not None and config not in (None, first[1]):
+            at, found = first
+            other = [key for key in {**found, **config} if found.get(key) != config.get(key)]
+            texts = [
+                f"{key}: {found.get(key, 'absent')!r} on rank {at}, {config.get(key, 'absent')!r} on rank {rank}"
+                for key in other
+            ]
+            raise UsageError(
+                f"ranks {at} and {rank} have different model configurations, and one is written:{few_lines(texts, 4)}",
+                hint="give config= the whole model's configuration on every rank",
+            )
+    return first[1] if first is not None else None
