@@ -95,12 +95,11 @@ def size_of(folder: Path) -> int:
 
 
 def turns(at: Setting, ways: Ways, jobs: dict[str, Callable[[], Cost]], where: Any) -> list[Row]:
-    """Measure jobs by turns with copies of their source: all that there are, or those among the jobs."""
+    """Measure jobs by turns with a synced copy of their source, and with other copies that are among them."""
     from os import sync
 
-    copies = {} if SYNCED in jobs else ways.copies()
     return take_turns(
-        {**copies, **jobs}, where, size_of(ways.source), rounds=at.rounds, seconds=15,
+        {SYNCED: ways.copies()[SYNCED], **jobs}, where, size_of(ways.source), rounds=at.rounds, seconds=15,
         beside=[SYNCED, "cp -r"], before=sync, after=lambda: remove(ways.out),
     )  # fmt: skip
 
@@ -112,7 +111,7 @@ def pairs(at: Setting) -> Iterator[Row]:
         ways = Ways(at.root / source, at.root / "out")
         jobs = {f"{source} -> {to}": ways.convert(to) for to in MESHES}
         if source == "hf":
-            jobs["hf -> dcp, no digests"] = ways.convert("dcp", "--no-digests")
+            jobs |= {**ways.copies(), "hf -> dcp, no digests": ways.convert("dcp", "--no-digests")}
         yield from turns(at, ways, jobs, {"from": source})
 
 
@@ -121,8 +120,7 @@ def within(at: Setting) -> Iterator[Row]:
     write_each(at)
     for source in MESHES:
         ways = Ways(at.root / source, at.root / "out")
-        jobs = {SYNCED: ways.copies()[SYNCED]}
-        jobs |= {f"{source} -> {to}": ways.within(to) for to in MESHES}
+        jobs = {f"{source} -> {to}": ways.within(to) for to in MESHES}
         yield from turns(at, ways, jobs, {"from": source})
 
 
@@ -142,7 +140,7 @@ def run(job: Callable[[], Cost]) -> None:
 def experts(at: Setting) -> Iterator[Row]:
     """A mixture of experts to Megatron and back, beside the road through the model."""
     hf, td, out = (at.root / name for name in ("moe", "moe-td", "out"))
-    in_child(write_hf, hf, moe(at.gigabytes / 2), 2)
+    in_child(write_hf, hf, moe(at.gigabytes / 3), 2)
     run(Ways(hf, td).convert("torch_dist", "--mesh", "tp=2,ep=4,pp=2"))
     there = Ways(hf, out)
     jobs = {
@@ -212,7 +210,7 @@ def digests(at: Setting) -> Iterator[Row]:
             jobs |= others(files)
         intarsia.digest(path)
         yield from take_turns(
-            jobs, {"format": name}, size_of(path), rounds=at.rounds, beside=["read each tensor", "read"]
+            jobs, {"format": name}, size_of(path), rounds=at.rounds, seconds=4, beside=["read each tensor", "read"],
         )  # fmt: skip
 
 
