@@ -21,9 +21,10 @@ from intarsia.errors import Interrupted
 from intarsia.format.base import Arrangement
 from intarsia.format.folder.side_files import check_sides, with_dtype
 from intarsia.format.registry import folder_of, format_named, root_of
+from intarsia.frozen import frozen
 from intarsia.layout import Layout
 from intarsia.opened.masters import check_rounded
-from intarsia.opened.padding import not_carried, trained_padding
+from intarsia.opened.padding import TrainedPadding, not_carried, trained_padding
 from intarsia.planning.proof import Proven
 from intarsia.run.execute import Execution, cut_steps
 from intarsia.run.journal.keeping import Journal
@@ -56,9 +57,8 @@ def carry_out(
     """
     started = time.perf_counter()
     where, team = given(destination), team or Crew()
-    changed: tuple[Changed, ...] = ()
+    changed, said = tuple[Changed, ...](), list[str]()
     staging = Staging(where, overwrite=overwrite, judge=check_replaceable, alone=team.size == 1)
-    journal = Journal(staging, job.wanted.targets)
     sources = [job.src.path, *job.stamps.files]
     with team.together():
         if team.rank == 0:
@@ -69,49 +69,13 @@ def carry_out(
         if team.rank == 0 and not resume:
             staging.check()
     try:
-        with team.together(), paused():
-            arrangement = job.arrange()
-            facts = job_facts(job, arrangement)
-            called = {
-                "destination": str(real(staging.destination)),
-                "--overwrite": str(overwrite),
-                "--resume": str(resume),
-                "--digests": str(job.digests),
-                "--memory, --workers": str(job.budget),
-            }
-        agree(team, facts | called)
-        job = replace(job, budget=job.budget.less(arrangement.held_bytes))
-        with team.together():
-            check_rounded(
-                job.src,
-                _whole(job, job.wanted.rounded[team.rank :: team.size]),
-                job.budget,
-                hint=_which_wins(job),
-            )
-        with team.together() as shared:
-            if team.rank == 0:
-                _check_equal(job)
-                used = {name for t in job.wanted.targets for name in t.layout.tensors}
-                padding = trained_padding(job.src, job.budget, used)
-                staging.keep_private(map(named, job.stamps.files), root_of(job.src))
-                whole, notes = begin(job, arrangement, journal, facts, resume=resume)
-                number = 0 if whole else staging.folder_number
-                shared.value = whole, notes, number, padding
-        whole, notes, number, padding = shared.values[0]
-        notes = [*notes, *not_carried(padding), *arrangement.notes]
-        if not whole:
+        job, arrangement, facts = _agreed(job, staging, team, overwrite=overwrite, resume=resume)
+        journal = Journal(staging, job.wanted.targets)
+        start = _begun(job, arrangement, journal, facts, team, resume=resume)
+        if not start.whole:
             with team.together():
-                staging.await_folder(number)
-            parts, losses, sums = _move(job, proofs, arrangement, journal, team, progress)
-            changed = changed_tensors(losses, {t.name: t for t in job.wanted.targets})
-            notes += summary(changed)
-            with team.together():
-                if team.rank == 0:
-                    _close(job, staging, arrangement, parts)
-                    if job.digests:
-                        _attest(job, staging, arrangement, sums, losses)
-                    job.stamps.check()
-                    notes += staging.commit()
+                staging.await_folder(start.folder)
+            changed, said = _written(job, proofs, arrangement, journal, team, progress)
     except KeyboardInterrupt as stop:
         interrupted = Interrupted(staging.committed, *stop.args)
         keep_what_is_proven(job, staging, interrupted)
@@ -121,7 +85,86 @@ def carry_out(
         raise
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     seconds = time.perf_counter() - started
-    return Report(job.plan, str(where), seconds, peak, tuple(notes), changed, padding)
+    notes = [*start.notes, *not_carried(start.padding), *arrangement.notes, *said]
+    return Report(job.plan, str(where), seconds, peak, tuple(notes), changed, start.padding)
+
+
+@frozen
+class _Start:
+    """What the first rank found when it claimed the destination."""
+
+    whole: bool
+    notes: list[str]
+    folder: int
+    padding: tuple[TrainedPadding, ...]
+
+
+def _agreed(
+    job: Job, staging: Staging, team: Crew, *, overwrite: bool, resume: bool
+) -> tuple[Job, Arrangement, dict[str, str]]:
+    """The job as it will run and how it is laid out, once every rank has the same one."""
+    with team.together(), paused():
+        arrangement = job.arrange()
+        facts = job_facts(job, arrangement)
+        called = {
+            "destination": str(real(staging.destination)),
+            "--overwrite": str(overwrite),
+            "--resume": str(resume),
+            "--digests": str(job.digests),
+            "--memory, --workers": str(job.budget),
+        }
+    agree(team, facts | called)
+    return replace(job, budget=job.budget.less(arrangement.held_bytes)), arrangement, facts
+
+
+def _begun(
+    job: Job,
+    arrangement: Arrangement,
+    journal: Journal,
+    facts: dict[str, str],
+    team: Crew,
+    *,
+    resume: bool,
+) -> _Start:
+    """Check the numbers that a plan takes on trust, and claim the destination."""
+    with team.together():
+        rounded = _whole(job, job.wanted.rounded[team.rank :: team.size])
+        check_rounded(job.src, rounded, job.budget, hint=_which_wins(job))
+    with team.together() as shared:
+        if team.rank == 0:
+            _check_equal(job)
+            used = {name for t in job.wanted.targets for name in t.layout.tensors}
+            padding = trained_padding(job.src, job.budget, used)
+            staging = journal.staging
+            staging.keep_private(map(named, job.stamps.files), root_of(job.src))
+            whole, notes = begin(job, arrangement, journal, facts, resume=resume)
+            folder = 0 if whole else staging.folder_number
+            shared.value = _Start(whole, notes, folder, padding)
+    start: _Start = shared.values[0]
+    return start
+
+
+def _written(
+    job: Job,
+    proofs: Sequence[Proven],
+    arrangement: Arrangement,
+    journal: Journal,
+    team: Crew,
+    progress: Progress | None,
+) -> tuple[tuple[Changed, ...], list[str]]:
+    """Move the bytes, attest and commit them: what changed on the way, and what to say."""
+    staging = journal.staging
+    parts, losses, sums = _move(job, proofs, arrangement, journal, team, progress)
+    changed = changed_tensors(losses, {t.name: t for t in job.wanted.targets})
+    notes = [*summary(changed)]
+    with team.together():
+        if team.rank == 0:
+            _close(job, staging, arrangement, parts)
+            if job.digests:
+                _attest(job, staging, arrangement, sums, losses)
+            job.stamps.check()
+            notes += staging.commit()
+    return changed, notes
 
 
 def _whole(job: Job, names: Iterable[str]) -> list[Layout]:

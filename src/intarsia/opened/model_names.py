@@ -69,8 +69,8 @@ def compared_with_model(
         step = _CONVERT if on_disk and model.taken(s.name for s in weights) else _step(model, src)
         raise foreign_names(names, model.model.kind, src.path, step=step)
     parts = src.quantised.kind_of_part
-    pairs = [*zip(names, weights, strict=True)]
-    strange = [name for name, s in pairs if name not in taken and s.name not in parts]
+    held = dict(zip(names, weights, strict=True))
+    strange = [name for name, s in held.items() if name not in taken and s.name not in parts]
     notes, absent = list[str](), tuple[Logical, ...]()
     if strange and not tabled:
         notes.append(
@@ -78,28 +78,35 @@ def compared_with_model(
         )
     if not src.quantised and (tabled or table_for(config) is None):
         try:
-            lost, others = model.missing(taken)
+            missing, made_new = _missing(model, taken, weights, src)
             if complain is not None:
-                _complain_of_others(model, dict(pairs), strange, src, complain)
+                _complain_of_others(model, held, strange, src, complain)
         except FamilyError as why:
-            lost, others = {}, []
             notes.append(
                 f"whether all that Transformers needs is stored was not checked: {why.brief}"
             )
-        if tabled:
-            table = table_for(config)
-            known = table.known if table else ()
-            lost = {name: shape for name, shape in lost.items() if name not in known}
-            others = [name for name in others if name not in known]
-        dtype = common_dtype(weights)
-        absent = tuple(Logical(name, shape, dtype) for name, shape in lost.items())
-        if others:
-            notes.append(
-                f"not stored, so that Transformers makes new ones for {model.model.kind}:"
-                f" {few(others, 4)}"
-            )
+        else:
+            absent = missing
+            notes += made_new
     problems, said = (*src.problems, *absences(absent)), (*src.notes, *notes)
     return replace(src, absent=(*src.absent, *absent), problems=problems, notes=said)
+
+
+def _missing(
+    model: ModelNames, taken: dict[str, str], weights: Sequence[Stored], src: Manifest
+) -> tuple[tuple[Logical, ...], list[str]]:
+    """Tensors that Transformers would miss, and a note on those that it makes new in any case.
+
+    A table says itself what its text part needs.
+    """
+    table = table_for(src.config)
+    known = table.known if table else ()
+    lost, others = model.missing(taken)
+    dtype = common_dtype(weights)
+    absent = tuple(Logical(name, shape, dtype) for name, shape in lost.items() if name not in known)
+    made_new = [name for name in others if name not in known]
+    note = f"not stored, so that Transformers makes new ones for {model.model.kind}: {few(made_new, 4)}"
+    return absent, [note] if made_new else []
 
 
 def _complain_of_others(

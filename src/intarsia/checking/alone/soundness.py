@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
 from intarsia.checking.alone.entries import contradicting_entries, damaged_entries
-from intarsia.checking.alone.headers import NO_FAMILY, read_headers
+from intarsia.checking.alone.headers import NO_FAMILY, Headers, read_headers
 from intarsia.checking.alone.recorded_files import altered_files
 from intarsia.checking.alone.state import misshapen_state, missing_state
 from intarsia.checking.alone.structure import layers_left_out, structure_faults
@@ -32,6 +32,7 @@ from intarsia.checking.digests.own_reading import Expected
 from intarsia.checking.fault import Fault, gathered
 from intarsia.checking.pair.ties import ties_for_sure
 from intarsia.checking.survey.blockwise import survey, surveyed
+from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.errors import FormatError, IntarsiaError
 from intarsia.format.folder.side_files import DIGESTS, config_given
 from intarsia.format.registry import find_checkpoint, format_named, format_of, misleading
@@ -129,13 +130,18 @@ def _examined(
             raise
         return Soundness(str(path), 0, 0, (fault,))
     headers = read_headers(where, config, section)
-    manifest, faults = headers.manifest, list(headers.faults())
-    if manifest is None and (fault := why_unfinished(where)) is not None:
+    if headers.manifest is not None:
+        return _judged(headers.manifest, headers, where, budget, progress)
+    if (fault := why_unfinished(where)) is not None:
         return Soundness(str(path), 0, 0, (fault,))
-    if manifest is None:
-        notes: tuple[str, ...] = (_NOT_JUDGED,)
-        return Soundness(str(path), 0, 0, gathered(faults), notes, format)
-    faults += structure_faults(manifest, headers.lost, headers.files)
+    return Soundness(str(path), 0, 0, gathered(headers.faults()), (_NOT_JUDGED,), format)
+
+
+def _judged(
+    manifest: Manifest, headers: Headers, where: PurePath, budget: Budget, progress: Progress | None
+) -> Soundness:
+    """What is wrong with a checkpoint whose headers can be read: by them, by its content, by its digests."""
+    faults = [*headers.faults(), *structure_faults(manifest, headers.lost, headers.files)]
     faults += missing_state(manifest, headers.lost)
     faults += misshapen_state(manifest, headers.lost)
     faults += scale_faults_of_headers(manifest)
@@ -150,14 +156,8 @@ def _examined(
         if not untiled.isdisjoint(stats.item.stored.layout.tensors):
             stats.matrices = ()  # rows that no chunk holds are not zero: they are nowhere
     more = after(progress, sum(stats.item.nbytes for stats in found) if progress else 0)
-    weights = weights_among(found, manifest.quantised)
-    with Content(manifest, budget) as content:
-        content.look_at_zeros(found)
-        faults += content_faults(weights, format_named(manifest.format), content)
-        faults += scale_faults(found, manifest.quantised)
-        repeated = list(repeat_faults(weights, ties_for_sure(manifest), content))
-    meant, repeated = made_by_copying(manifest.logical, repeated)
-    faults += repeated
+    of_content, meant = _content_faults(manifest, found, budget)
+    faults += of_content
     faults += steps_that_disagree(found, manifest.entries)
     faults += masters_of_16_bits(found)
     faults += masters_that_differ(manifest, found, budget, more)
@@ -179,21 +179,36 @@ def _examined(
     faults += object_faults(manifest, budget)
     compared, elements = surveyed(found)
     compared += sum(not x.size and x.name not in known for x in manifest.logical.values())
-    notes = (
-        *manifest.notes,
-        *headers.notes(),
-        *layers_left_out(manifest),
-        *unread_sections(manifest.inventory),
-        *unread_files(manifest.inventory, _holds_tensors(manifest)),
-        *links_to_nothing(manifest.inventory),
-        *notes_of(found, faults),
-        *notes_on_steps(found),
-        *trained,
-        *notes_on_ends(manifest),
-        *meant,
-    )
+    notes = (*_notes(manifest, headers, found, faults), *trained, *notes_on_ends(manifest), *meant)
     named = manifest.format, manifest.family
     return Soundness(manifest.path, compared, elements, gathered(faults), notes, *named)
+
+
+def _content_faults(
+    manifest: Manifest, found: Sequence[ItemStats], budget: Budget
+) -> tuple[list[Fault], Sequence[str]]:
+    """What the numbers of tensors show, and notes on what was repeated on purpose."""
+    weights = weights_among(found, manifest.quantised)
+    with Content(manifest, budget) as content:
+        content.look_at_zeros(found)
+        faults = [*content_faults(weights, format_named(manifest.format), content)]
+        faults += scale_faults(found, manifest.quantised)
+        repeated = list(repeat_faults(weights, ties_for_sure(manifest), content))
+    meant, repeated = made_by_copying(manifest.logical, repeated)
+    return faults + repeated, meant
+
+
+def _notes(
+    manifest: Manifest, headers: Headers, found: Sequence[ItemStats], faults: Sequence[Fault]
+) -> Iterator[str]:
+    yield from manifest.notes
+    yield from headers.notes()
+    yield from layers_left_out(manifest)
+    yield from unread_sections(manifest.inventory)
+    yield from unread_files(manifest.inventory, _holds_tensors(manifest))
+    yield from links_to_nothing(manifest.inventory)
+    yield from notes_of(found, faults)
+    yield from notes_on_steps(found)
 
 
 def _holds_tensors(manifest: Manifest) -> Callable[[str], bool]:

@@ -86,24 +86,7 @@ def divide(
     state = {name: root for name in tensors if (root := of(name)) is not None} if roots else {}
     rest = {name: t for name, t in tensors.items() if name not in state} if state else tensors
     wanted = [name for name in chosen if f"{name}." not in roots]
-    if known is not None and not wanted and are_themselves(rest, known):
-        found = {"": Section("", dict(zip(rest, rest, strict=True)), prefixes={""})}
-    elif known is not None:
-        found = by_table(rest, known)
-    else:
-        found = by_nesting(rest, paths) if paths else by_word(rest, configured, bool(wanted))
-    if wanted:
-        model, others = chosen_model(wanted, found, rest, roots, where)
-    elif known is not None:
-        model, others = explained_model(list(found.values()), where, paths or {})
-    else:
-        model, others = model_of(list(found.values()), where, paths or {})
-    names = dict(model.names)
-    sections = [s for s in found.values() if s is not model and s not in others]
-    if known is not None and not wanted:
-        for part in [s for s in sections if s.own]:
-            names |= part.names
-            sections.remove(part)
+    model, others, names = _model_among(rest, known, where, paths, configured, wanted, roots)
     prefixes = tuple(sorted(model.prefixes - {""}, key=len, reverse=True))
     foreign = tuple(head for s in others for head in s.heads)
     left: dict[str, list[str]] = {s.label: list(s.names) for s in others}
@@ -111,12 +94,9 @@ def divide(
     if len(names) < len(rest):
         taken = names.keys() | {name for s in others for name in s.names}
         strange = [name for name in rest if name not in taken]
-    if not (foreign or prefixes or wanted):
-        names |= {name: bare(name) for name in strange}
-        strange = []
     for name in strange:
         plain = bare(name)
-        if plain.startswith(foreign) and foreign:
+        if foreign and plain.startswith(foreign):
             label = next(s.label for s in others if plain.startswith(s.heads))
             left[label].append(name)
         elif prefix := next((p for p in prefixes if plain.startswith(p)), ""):
@@ -135,6 +115,36 @@ def divide(
         divided,
         inventory=tuple(_items(divided, tensors, others, left, objects, wanted, paths or {})),
     )
+
+
+def _model_among(
+    rest: Mapping[str, TensorHeader],
+    known: Collection[str] | None,
+    where: str,
+    paths: Paths | None,
+    configured: bool,
+    wanted: Sequence[str],
+    roots: Sequence[str],
+) -> tuple[Section, list[Section], dict[str, str]]:
+    """The section that is the model, other models, and the names of the model's tensors."""
+    if known is not None and not wanted and are_themselves(rest, known):
+        found = {"": Section("", dict(zip(rest, rest, strict=True)), prefixes={""})}
+    elif known is not None:
+        found = by_table(rest, known)
+    else:
+        found = by_nesting(rest, paths) if paths else by_word(rest, configured, bool(wanted))
+    sections = [*found.values()]
+    if wanted:
+        model, others = chosen_model(wanted, found, rest, roots, where)
+    else:
+        choose = explained_model if known is not None else model_of
+        model, others = choose(sections, where, paths or {})
+    names = dict(model.names)
+    if known is not None and not wanted:
+        for part in sections:
+            if part.own and part is not model and part not in others:
+                names |= part.names
+    return model, others, names
 
 
 def _optimizer_of(

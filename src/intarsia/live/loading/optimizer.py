@@ -25,7 +25,8 @@ from intarsia.live.optimizer.groups import (
 )
 from intarsia.live.optimizer.named import NamedOptimizer
 from intarsia.live.optimizer.several import each_of
-from intarsia.live.optimizer.state import PartOf, StateToFill, put, state_to_fill
+from intarsia.live.optimizer.state import StateToFill, put, state_to_fill
+from intarsia.live.optimizer.state_memory import PartOf
 from intarsia.live.optimizer.values import shared_in
 from intarsia.opened.entries import groups_of
 from intarsia.planning.manifest import Manifest

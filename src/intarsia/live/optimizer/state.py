@@ -6,7 +6,7 @@ none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,19 +18,15 @@ from intarsia.family import Param
 from intarsia.format.naming.wrappers import bare
 from intarsia.format.optimizer_state.optimizer_names import unnumbered_error
 from intarsia.format.optimizer_state.parameter_groups import ParameterGroups
-from intarsia.layout import Layout
-from intarsia.live.model.holding import Holding, is_dtensor, is_present, memory_of
+from intarsia.live.model.holding import Holding, is_dtensor
 from intarsia.live.model.names import modules_in
-from intarsia.live.optimizer.classes import NUMBERS, check_kinds, is_torchs, keeps_shape
+from intarsia.live.optimizer.classes import check_kinds
 from intarsia.live.optimizer.named import NamedOptimizer
 from intarsia.live.optimizer.several import check_shared, each_of, held_by
-from intarsia.live.optimizer.stepped import Stepped
+from intarsia.live.optimizer.state_memory import ParameterState, PartOf, stored_whole
 from intarsia.live.optimizer.values import has_axes, state_value
 from intarsia.planning.manifest import Manifest
-from intarsia.state.names import MASTER, SHARED_STATE, StateName, kinds_by_parameter, of_kind
-
-PartOf = Callable[[str, Layout, torch.Tensor], Layout]
-"""What of a layout goes into a tensor that is cut as the parameter of a name."""
+from intarsia.state.names import MASTER, SHARED_STATE, StateName, kinds_by_parameter
 
 
 @dataclass(frozen=True)
@@ -157,30 +153,15 @@ def state_to_fill(
             state[kind] = state_value(entries, str(spelled), kind, each.param.device)
             part = row is not None and tuple(each.param.shape) != tuple(row.layout.shape)
             if (part or is_dtensor(each.param)) and has_axes(state[kind]):
-                raise _other_shape(kind, each.name, "sharded over ranks")
-        old = optimizer.held.state.get(each.param, {})
+                raise stored_whole(kind, each.name, "sharded over ranks")
         for kind in sorted(mine - in_entries):
             assert row is not None
-            logical = tuple(map(of_kind(kind), names))
-            stored = getattr(torch, manifest.logical[logical[0]].dtype.torch)
-            number = each.param.dim() or kind in NUMBERS
-            if number and all(manifest.logical[n].shape == () for n in logical):
-                state[kind] = _counter(old.get(kind), stored, each, optimizer.held)
-                out.counters.append((state[kind], logical))
-                continue
-            layout = row.layout.rename(of_kind(kind))
-            if not _has_its_shapes(names, logical, row, manifest):
-                state[kind] = _whole(kind, logical[0], each, one, row, manifest)
-                layout = Layout.of(logical[0], tuple(state[kind].shape))
-                out.holdings.append(Holding(f"{each.name}.{kind}", layout, state[kind]))
-                continue
-            of_param = manifest.logical.get(names[0])
-            if of_param is not None and of_param.dtype == manifest.logical[logical[0]].dtype:
-                stored = _as_param(kind, stored, each.param, one)
-            state[kind] = _like(each.param, old.get(kind), stored)
-            if is_present(each.param):
-                layout = part_of(each.name, layout, state[kind])
-                out.holdings.append(Holding(f"{each.name}.{kind}", layout, memory_of(state[kind])))
+            of = ParameterState(each, row, names, manifest, optimizer.held)
+            state[kind], fill = of.memory(kind, part_of)
+            if isinstance(fill, Holding):
+                out.holdings.append(fill)
+            elif fill is not None:
+                out.counters.append((state[kind], fill))
     if lost and strict:
         raise CoverageError(
             f"{manifest.path} has no optimizer state of {len(lost)} parameters, and nothing in it"
@@ -188,50 +169,6 @@ def state_to_fill(
             hint="load with strict=False to let them start without state",
         )
     return StateToFill(out.holdings, out.counters, out.fresh, tuple(never), tuple(lost))
-
-
-def _has_its_shapes(
-    names: Sequence[str], logical: Sequence[str], row: Param, manifest: Manifest
-) -> bool:
-    """Whether a kind of state is stored in the shapes of the tensors that its parameter is made of."""
-    stored = [manifest.logical[n].shape for n in logical]
-    if all(n in manifest.logical for n in names):
-        return stored == [manifest.logical[n].shape for n in names]
-    return len(names) != 1 or stored == [row.layout.shape] or not _is_whole(row)
-
-
-def _is_whole(row: Param) -> bool:
-    """Whether a parameter is one logical tensor as it is."""
-    first, *others = row.layout.tensors or (row.name,)
-    return not others and row.layout == Layout.of(first, row.layout.shape)
-
-
-def _whole(
-    kind: str, name: str, each: Stepped, optimizer: Any, row: Param, manifest: Manifest
-) -> torch.Tensor:
-    """Memory for state of another shape than its parameter's (Adafactor's factors), as it is stored."""
-    found = manifest.logical[name]
-    if keeps_shape(kind, optimizer):
-        raise CoverageError(
-            f"`{kind}` of `{each.name}` has shape {list(found.shape)} in {manifest.path}, and its parameter"
-            f" {list(row.layout.shape)}",
-            hint="the checkpoint is damaged, or another optimizer's: use another, or load only the"
-            " model (optimizer=None)",
-        )
-    if is_dtensor(each.param):
-        raise _other_shape(kind, each.name, "sharded over ranks")
-    if not _is_whole(row) or tuple(each.param.shape) != tuple(row.layout.shape):
-        raise _other_shape(kind, each.name, "put together from other tensors, or from a part")
-    dtype = getattr(torch, found.dtype.torch)
-    return torch.empty(found.shape, dtype=dtype, device=each.param.device)
-
-
-def _other_shape(kind: str, name: str, now: str) -> UsageError:
-    return UsageError(
-        f"`{kind}` of `{name}` was stored whole and does not have the shape of its parameter,"
-        f" which is now {now}",
-        hint="load it into plain parameters, or load only the model (optimizer=None)",
-    )
 
 
 def _check_one_order(
@@ -263,31 +200,6 @@ def _check_alike(name: str, held: Mapping[str, set[str]], manifest: Manifest) ->
                 f" in {manifest.path}: {sorted(kinds)}, and {sorted(some)} of {lacking}",
                 hint="the checkpoint lost state: use another",
             )
-
-
-def _counter(old: Any, stored: torch.dtype, each: Stepped, optimizer: Any) -> torch.Tensor:
-    """Memory for a state without axes; torch wants that of fused steps beside the parameter."""
-    group = optimizer.param_groups[each.group]
-    beside = group.get("capturable") or group.get("fused")
-    device = old.device if isinstance(old, torch.Tensor) else each.param.device if beside else "cpu"
-    return torch.zeros((), dtype=stored, device=device)
-
-
-def _as_param(kind: str, stored: torch.dtype, param: torch.Tensor, optimizer: Any) -> torch.dtype:
-    """The type of a state that was stored in its parameter's: torch's classes compute with both at once."""
-    floating = stored.is_floating_point and param.is_floating_point()
-    follows = floating and kind != "step" and is_torchs(optimizer)
-    return param.dtype if follows else stored
-
-
-def _like(param: torch.Tensor, old: Any, stored: torch.dtype) -> torch.Tensor:
-    """The state's own memory where it lies as its parameter does, else memory that does."""
-    if isinstance(old, torch.Tensor):
-        same = old.shape == param.shape and is_dtensor(old) == is_dtensor(param)
-        if same and getattr(old, "placements", None) == getattr(param, "placements", None):
-            return old
-        stored = old.dtype
-    return torch.empty_like(param, dtype=stored, requires_grad=False).detach()
 
 
 def put(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import PurePath
@@ -26,7 +26,7 @@ from intarsia.live.saving.digests import SaveDigests, Sums
 from intarsia.live.saving.exchange import RankTask, Statement, heard
 from intarsia.live.saving.latest import name_last
 from intarsia.live.saving.parts import HeldPart
-from intarsia.live.saving.plan import SavePlan
+from intarsia.live.saving.plan import Outline, SavePlan
 from intarsia.live.saving.replicas import Key, check_replicas
 from intarsia.live.saving.snapshot import Snapshot
 from intarsia.run.progress import Progress
@@ -68,22 +68,8 @@ def write(
     try:
         with team.together(to_first=True) as said:
             said.value = statement.said(statements_of, team.rank)
-        plan: SavePlan | IntarsiaError | None = None
-        folder: int | None = None
-        with team.together():
-            if team.rank == 0:
-                try:
-                    plan = SavePlan.of(heard(said.values, statements_of))
-                except IntarsiaError as error:  # all ranks raise what is wrong with what they hold
-                    plan = error
-                else:
-                    _begin(staging, plan.arrangement)
-                    folder = staging.folder_number
-        said_of_plan = plan.outline if isinstance(plan, SavePlan) else plan
-        outline, folder = team.broadcast((said_of_plan, folder))
-        if isinstance(outline, IntarsiaError):
-            raise outline
-        task = team.scatter(plan.tasks if isinstance(plan, SavePlan) else ())
+        plan, outline, folder = _planned(staging, said.values, statements_of, team)
+        task = team.scatter(plan.tasks if plan is not None else ())
         with team.together(to_first=True) as sums:
             if team.rank:
                 staging.await_folder(folder)  # of a run that was killed there may be another
@@ -93,7 +79,7 @@ def write(
             if team.rank:
                 staging.sync()
         with team.together():
-            if isinstance(plan, SavePlan):
+            if plan is not None:
                 check_replicas([crcs for crcs, _ in sums.values])
                 if digests is not None:
                     attested = digests.attested([found for _, found in sums.values])
@@ -122,6 +108,27 @@ def _statement(what: Snapshot, team: Crew) -> Statement:
     ranks = cache(team.numbers_of)
     parts = [(part, ranks(part.proof)) for part in what.parts]
     return Statement.of(parts, what.entries, what.extra, what.config)
+
+
+def _planned(
+    staging: Staging, said: Sequence[Statement], digests: Sequence[bytes], team: Crew
+) -> tuple[SavePlan | None, Outline, int]:
+    """The plan, on the first rank alone, what all are told of it, and the folder that it began."""
+    plan: SavePlan | IntarsiaError | None = None
+    folder: int | None = None
+    with team.together():
+        if team.rank == 0:
+            try:
+                plan = SavePlan.of(heard(said, digests))
+            except IntarsiaError as error:  # all ranks raise what is wrong with what they hold
+                plan = error
+            else:
+                _begin(staging, plan.arrangement)
+                folder = staging.folder_number
+    outline, folder = team.broadcast((plan.outline if isinstance(plan, SavePlan) else plan, folder))
+    if isinstance(outline, IntarsiaError):
+        raise outline
+    return plan if isinstance(plan, SavePlan) else None, outline, folder
 
 
 def _begin(staging: Staging, arrangement: Arrangement) -> None:
