@@ -72,8 +72,6 @@ def value_hypotheses(e: Evidence) -> Iterator[Hypothesis]:
     yield from _flipped(a == b)
     step = max(STEP.get(a.name, 0.0), STEP.get(b.name, 0.0)) or 0.13
     yield from _estimated(e, step)
-    text = f"{right} is one divided by {left}"
-    yield Hypothesis("scaled", text, partial(_inverted, step))
     yield from scale_hypotheses(e, step)
 
 
@@ -118,7 +116,7 @@ def _is(in_b: bool, number: float, w: BitsOfPair) -> Mask:
 
 
 def _estimated(e: Evidence, step: float) -> Iterator[Hypothesis]:
-    """A factor, and a constant, as the sample suggests them."""
+    """A factor, a constant, and inverses, as the sample suggests them."""
     u = np.concatenate([w.u[w.unequal] for w in e.sample])
     v = np.concatenate([w.v[w.unequal] for w in e.sample])
     fine = np.isfinite(u) & np.isfinite(v)
@@ -142,6 +140,10 @@ def _estimated(e: Evidence, step: float) -> Iterator[Hypothesis]:
         sign = "plus" if constant > 0 else "minus"
         text = f"{e.right} is {e.left} {sign} {abs(constant):.6g}"
         yield Hypothesis("constant-added", text, partial(_added, constant, step), constant)
+    # Norms near one are their own inverses but for rounding.
+    if np.mean(np.abs(u * u - 1) > 4 * step) >= 0.5:
+        text = f"{e.right} is one divided by {e.left}"
+        yield Hypothesis("scaled", text, partial(_inverted, step))
 
 
 def _round(number: float, step: float) -> float:

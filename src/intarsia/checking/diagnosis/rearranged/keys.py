@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -26,14 +27,45 @@ LONG = 4
 AHEAD = 8
 """How far a row among several alike is followed to tell which of them it is."""
 
+SURE_BITS = 4
+"""What the numbers of a run must tell beyond the place that it was found in."""
+
 Ints = NDArray[np.int64]
 
 
-def keys_of_slices(e: Evidence, axis: int) -> tuple[list[bytes], list[bytes]]:
-    """The first few elements of every slice on an axis, of A and of B, as bytes."""
-    left, right = (_front(e, side, axis, KEY_ELEMENTS) for side in (e.a, e.b))
+def order_of_slices(e: Evidence, axis: int) -> Ints:
+    """For each slice of B on an axis the slice of A that begins alike, or -1."""
+    return order_of_rows(*(_front(e, side, axis, KEY_ELEMENTS) for side in (e.a, e.b)))
+
+
+def order_of_rows(left: NDArray[Any], right: NDArray[Any]) -> Ints:
+    """For each row of B the row of A that it is, or -1; -1 for all where chance may have found them."""
     count = max(followers(left), followers(right))
-    return row_keys(left, count), row_keys(right, count)
+    order = found_again(row_keys(left, count), row_keys(right, count))
+    return np.full_like(order, -1) if _by_chance(left, order) else order
+
+
+def _by_chance(front: NDArray[Any], order: Ints) -> bool:
+    """Whether a few numbers a row are too alike for the order they were found in to mean anything.
+
+    A norm that holds three values is found again in any other, a few rows at a time.
+    """
+    n, width = front.shape
+    moved = (order >= 0) & (order != np.arange(n))
+    if width >= LONG or not moved.any():
+        return False
+    runs = 1 + np.count_nonzero(np.diff(order[moved]) != 1)
+    return bool(moved.sum() * width * bits_told(front) < runs * (np.log2(n) + SURE_BITS))
+
+
+def bits_told(front: NDArray[Any]) -> float:
+    """How much one number tells: less, the more of the others equal it, or lie close by in its type."""
+    held = np.sort(front.reshape(-1)).astype(np.float64)
+    n, step = len(held), isqrt(front.size)
+    counts = np.unique(held, return_counts=True)[1].astype(np.float64)
+    equal = float(np.sum(counts * (counts - 1))) / (n * (n - 1))
+    close = float(np.mean(step / (held[step:] - held[:-step] + 1))) / n
+    return -float(np.log2(max(equal, close)))
 
 
 def followers(front: NDArray[Any]) -> int:

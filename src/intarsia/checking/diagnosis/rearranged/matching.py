@@ -15,8 +15,8 @@ from intarsia.checking.diagnosis.rearranged.keys import (
     MOST_ROWS,
     Ints,
     found_again,
-    keys_of_slices,
     mended,
+    order_of_slices,
     sign_keys_of,
 )
 from intarsia.checking.diagnosis.rearranged.misplaced import shift_hypotheses
@@ -44,7 +44,7 @@ def row_hypotheses(e: Evidence, related: RelatedTensors) -> Iterator[Hypothesis]
             continue
         order = np.full(n, -1, np.int64)
         if alike:
-            order = mended(found_again(*keys_of_slices(e, axis)))
+            order = mended(order_of_slices(e, axis))
         if 2 * np.count_nonzero(order >= 0) < n:
             left, right = sign_keys_of(e, e.a, axis), sign_keys_of(e, e.b, axis)
             if left and right:

@@ -18,9 +18,7 @@ from intarsia.checking.diagnosis.rearranged.keys import (
     KEY_ELEMENTS,
     MOST_ROWS,
     Ints,
-    followers,
-    found_again,
-    row_keys,
+    order_of_rows,
 )
 from intarsia.checking.diagnosis.rearranged.order import (
     ANY_ORDER,
@@ -80,8 +78,7 @@ def _found(e: Evidence, group: FusedParts) -> Ints | None:
     front = group.fused.reshape(total, -1)
     box = Box((0, 0), (total, min(KEY_ELEMENTS, front.shape[1])))
     left, right = (e.read(front, box, side).reshape(box.shape) for side in (e.a, e.b))
-    count = max(followers(left), followers(right))
-    found = found_again(row_keys(left, count), row_keys(right, count))
+    found = order_of_rows(left, right)
     moved = (found >= 0) & (found != np.arange(total))
     return found if moved.any() and 2 * np.count_nonzero(found >= 0) >= total else None
 

@@ -38,14 +38,11 @@ def wrong_files(
             counts = f.kind in CONTENT and (CONTENT[f.kind] == "stale" or f.exact)
             if counts and len(files) == 1:
                 groups.setdefault((files[0], CONTENT[f.kind]), []).append(f)
-        for (file, content), group in groups.items():
+        blamed = {key: group for key, group in groups.items() if _is_all_of(key[0], group, held)}
+        if {file for file, _ in blamed} >= frozenset().union(*held.values()):
+            continue  # two trainings differ in every file, and none of them is stale
+        for (file, content), group in blamed.items():
             touched = [name for name, files in held.items() if file in files]
-            if len(group) < 2 or len(group) < NEARLY_ALL * len(touched):
-                continue
-            if not {f.tensor for f in group} <= {*touched}:
-                continue  # the other side's file of that name
-            if len(group) == len(held):
-                continue
             tensors = tuple(f.tensor for f in group)
             differing = sum(f.differing for f in group)
             text = (
@@ -58,3 +55,10 @@ def wrong_files(
             )
             findings = [f for f in findings if f not in group]
     return faults, findings
+
+
+def _is_all_of(file: str, group: list[Finding], held: Files) -> bool:
+    """Whether nearly all that a file holds is in a group, and nothing of the other side's file of that name."""
+    touched = {name for name, files in held.items() if file in files}
+    enough = len(group) >= max(2, NEARLY_ALL * len(touched))
+    return enough and {f.tensor for f in group} <= touched
