@@ -1,7 +1,7 @@
 """Small values beside the tensors of a live checkpoint: hyperparameters, and whatever the caller adds.
 
-They are plain Python values; a tensor among them (a generator's state) is written as its bytes,
-so that reading executes nothing.  A value that ranks do not share is kept rank by rank.
+They are plain Python values, and tensors among them (a generator's state) as torch stores them, so that
+it reads them too.  A value that ranks do not share is kept rank by rank.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from intarsia.errors import UsageError
 from intarsia.format.torch_file.inert import InertTensor
 from intarsia.format.torch_file.torch_frame import write_object
 from intarsia.format.torch_file.torch_zip import read_object
-from intarsia.live.loading.fill import as_bytes
 from intarsia.live.model.holding import dtype_of, is_dtensor
 from intarsia.opened.lazy_tensor import as_torch
 
@@ -45,7 +45,8 @@ def pack(value: Any, where: str) -> bytes:
     try:
         if type(value) in _NUMBERS:
             return _packed(value, repr(value))
-        return write_object(_plain(value))
+        found, tensors = _plain(value)
+        return _as_torch_saves(found) if tensors else write_object(found)
     except UsageError as error:
         raise UsageError(
             f"`{where}` cannot be saved: {error}",
@@ -64,20 +65,39 @@ def unpack(data: bytes, where: str) -> Any:
     return _live(read_object(data, where))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> tuple[Any, bool]:
+    """A value of plain dicts, lists and whole tensors, and whether there is any of these."""
     if isinstance(value, torch.Tensor):
         if is_dtensor(value):
             raise UsageError("it holds a DTensor, and each rank has only a part of it")
         if value.is_nested or value.layout is not torch.strided:
             raise UsageError(f"it holds a tensor of layout {value.layout}")
-        held = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        data = as_bytes(held).tobytes()
-        return {_TENSOR: dtype_of(held, "a tensor").name, "shape": list(held.shape), "data": data}
+        dtype_of(value, "a tensor")
+        held = torch.empty(value.shape, dtype=value.dtype)
+        return held.copy_(value.detach()), True
     if isinstance(value, Mapping):
-        return {key: _plain(x) for key, x in value.items()}
+        each = {key: _plain(x) for key, x in value.items()}
+        return {key: x for key, (x, _) in each.items()}, any(t for _, t in each.values())
     if type(value) in (list, tuple):
-        return type(value)(_plain(x) for x in value)
-    return value
+        parts = [_plain(x) for x in value]
+        return type(value)(x for x, _ in parts), any(t for _, t in parts)
+    return value, False
+
+
+def _as_torch_saves(value: Any) -> bytes:
+    """An archive with tensors, made by torch once everything else in it is known to be plain."""
+    write_object(_without_tensors(value))
+    file = BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def _without_tensors(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_tensors(x) for key, x in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_without_tensors, value))
+    return None if isinstance(value, torch.Tensor) else value
 
 
 def _live(value: Any) -> Any:
@@ -96,7 +116,8 @@ def _live(value: Any) -> Any:
 def _strided(found: InertTensor) -> Any:
     assert found.storage.data is not None
     kind = getattr(torch, found.dtype.torch)
-    flat = torch.frombuffer(bytearray(found.storage.data), dtype=kind)
+    data = bytearray(found.storage.data)
+    flat = torch.frombuffer(data, dtype=kind) if data else torch.empty(0, dtype=kind)
     return flat.as_strided(found.shape, found.stride, found.storage_offset).clone()
 
 
@@ -146,7 +167,7 @@ def shared_entries(values: Sequence[Mapping[str, bytes]]) -> dict[str, bytes]:
             old = found.setdefault(name, data)
             if old == data:
                 continue
-            if not name.endswith(".params"):
+            if not name.endswith((".params", ".param_names")):
                 raise UsageError(
                     f"ranks have different values of `{name}`: {unpack(old, name)!r} and"
                     f" {unpack(data, name)!r}",

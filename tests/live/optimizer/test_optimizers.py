@@ -13,7 +13,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
 from transformers import Phi3Config, Phi3ForCausalLM
 
 import intarsia
@@ -106,6 +110,26 @@ def all_of(model: nn.Module, optimizer: Any) -> dict[str, Any]:
     for k, group in enumerate(optimizer.param_groups):
         found |= {f"{k}.{key}": exact(x) for key, x in group.items() if key != "params"}
     return found
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "LBFGS"])
+@pytest.mark.parametrize("with_names", [False, True])
+def test_torch_loads_what_is_saved(name: str, with_names: bool, tmp_path: Path) -> None:
+    def made(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = Tiny(seed)
+        given = {id(p) for p in params_for(name, model)}
+        pairs = [(n, p) for n, p in model.named_parameters() if id(p) in given]
+        members: Any = pairs if with_names else [p for _, p in pairs]
+        return model, OPTIMIZERS[name](members)
+
+    (model, optimizer), (other, again) = made(0), made(1)
+    for k in range(2):
+        step(model, optimizer, k)
+    intarsia.save(tmp_path / "saved", model, optimizer)
+    weights, state = get_state_dict(other, again)
+    dcp.load({**weights, "optimizer": state}, checkpoint_id=tmp_path / "saved", no_dist=True)
+    set_state_dict(other, again, model_state_dict=weights, optim_state_dict=state)
+    assert all_of(other, again) == all_of(model, optimizer)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

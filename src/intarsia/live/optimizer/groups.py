@@ -32,7 +32,8 @@ from intarsia.live.optimizer.state import tensors_of
 from intarsia.planning.manifest import Manifest
 from intarsia.state.names import TORCH_GROUPS
 
-_NO_SETTINGS = (MEMBERS, "param_names")
+_NAMES = "param_names"
+_NO_SETTINGS = (MEMBERS, _NAMES)
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,10 @@ def settings_by_name(optimizer: NamedOptimizer) -> Iterator[tuple[str, Any]]:
     for each in optimizer.members:
         names.setdefault(each.group, []).append(bare(each.name))
     for number, group in enumerate(optimizer.settings.param_groups):
-        yield f"{TORCH_GROUPS}{number}.{MEMBERS}", names.get(number, [])
+        members = names.get(number, [])
+        # torch asks for the names where an optimizer was given them.
+        for key in (MEMBERS, _NAMES) if _NAMES in group else (MEMBERS,):
+            yield f"{TORCH_GROUPS}{number}.{key}", members
         yield from settings_in(number, group)
 
 
