@@ -82,6 +82,24 @@ def test_groups_that_do_not_list_what_has_state_say_of_no_parameter_that_it_is_f
     assert fault.tensors == ("optimizer.exp_avg.layers.3.weight",)
 
 
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_bias_of_zeros_is_lost_where_it_was_trained_and_not_where_it_is_frozen(
+    frozen: bool, tmp_path: Path
+) -> None:
+    layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(9))
+    model, bias = torch.nn.ModuleDict({"layers": layers}), "layers.3.bias"
+    model.get_parameter(bias).requires_grad_(not frozen)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    model.get_parameter(bias).data.zero_()
+    weights, state = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optim": state}, checkpoint_id=tmp_path / "saved")
+    found = intarsia.verify(tmp_path / "saved").faults
+    assert [(f.kind, f.tensors) for f in found] == [("zero-tensor", (bias,))] * (not frozen)
+
+
 def test_a_parameter_that_no_gradient_has_reached_is_at_step_zero(tmp_path: Path) -> None:
     tensors, head = trained(weights(1)), "model.norm.weight"
     tensors[f"optimizer.step.{head}"] = torch.tensor(0.0)

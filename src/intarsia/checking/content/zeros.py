@@ -148,14 +148,15 @@ def zero_tensors(found: Sequence[ItemStats], content: Content) -> Iterator[Fault
     """Tensors that are zero where their like in other layers and experts are not.
 
     One that has no like may be zero from the start, unless it is a vocabulary's; the like of a
-    norm that stands alone are those of its size.  A layer that stands still has no moments, and
-    what is small may have nothing left where its like are pruned.
+    norm that stands alone are those of its size.  A layer that stands still has no moments, nor has
+    a bias that is frozen, and what is small may have nothing left where its like are pruned.
     """
     if not any(p.zero for stats in found for p in stats.matrices):
         return
     alike: dict[tuple[str, str], list[tuple[ItemStats, MatrixFacts]]] = {}
     moving: set[tuple[str, str, int | None]] = set()
     norms: dict[int, list[bool]] = {}
+    moments = {p.unit.place for s in found for p in s.matrices if p.unit.place.is_moment}
     for stats in found:
         for p in stats.matrices:
             place = p.unit.place
@@ -184,9 +185,13 @@ def zero_tensors(found: Sequence[ItemStats], content: Content) -> Iterator[Fault
         zero = [(stats, p) for stats, p in zero if not content.is_sparse_like(_size(p), like)]
         if not zero:
             continue
-        starts_at_zero = template.endswith("bias") and zero[0][1].unit.rows == 1
-        if starts_at_zero and 2 * len(zero) >= len(group):
-            continue  # a part of the model that was never trained
+        if template.endswith("bias") and zero[0][1].unit.rows == 1:  # begins with zeros
+            if 2 * len(zero) >= len(group):
+                continue  # a part of the model that was never trained
+            trained = {_one(place) for place in moments if place.template == template}
+            zero = [(s, p) for s, p in zero if not trained or _one(p.unit.place) in trained]
+            if not zero:
+                continue
         names = [name for stats, p in zero for name in tensors_in(stats.item.stored, p.unit)]
         rest = len(like)
         text = f"{few(names)} {'is' if len(names) == 1 else 'are'} all zero"
@@ -202,6 +207,11 @@ def _size(matrix: MatrixFacts) -> int:
 def _at(place: ModelPlace) -> tuple[str, str, int | None]:
     """The layer that state is of, and the kind that it is."""
     return place.kind, place.stack, place.layer
+
+
+def _one(place: ModelPlace) -> tuple[int | None, int | None]:
+    """Which of its like it is."""
+    return place.layer, place.expert
 
 
 def _is_needed(matrix: MatrixFacts, norms: Mapping[int, Sequence[bool]]) -> bool:
