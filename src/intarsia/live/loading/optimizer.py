@@ -27,6 +27,7 @@ from intarsia.live.optimizer.named import NamedOptimizer
 from intarsia.live.optimizer.several import each_of
 from intarsia.live.optimizer.state import StateToFill, put, state_to_fill
 from intarsia.live.optimizer.state_memory import PartOf
+from intarsia.live.optimizer.told_state import check_after_loading
 from intarsia.live.optimizer.values import shared_in
 from intarsia.opened.entries import groups_of
 from intarsia.planning.manifest import Manifest
@@ -114,6 +115,7 @@ class OptimizerFilling:
         for one in each_of(self.optimizer.settings):
             for hook in getattr(one, "_optimizer_load_state_dict_post_hooks", {}).values():
                 hook(one)
+        check_after_loading(self.optimizer.held)
         return notes
 
 

@@ -13,7 +13,7 @@ from intarsia.errors import UsageError
 from intarsia.live.model.own_tensors import full_name, named_tensors
 from intarsia.live.model.wrapper_classes import Wrappers, is_pefts
 
-_WORDS = ("base_model", "model", "base_layer", "original_module")
+_WORDS = ("base_model", "model", "base_layer", "original_module", "token_adapter")
 """What PEFT calls the module that it wraps, the outermost first."""
 
 
