@@ -189,6 +189,21 @@ def test_a_prompt_is_an_adapter_too(tmp_path: Path) -> None:
     assert_same(dict(model.base_model.state_dict()), dict(truth.state_dict()))
 
 
+def test_an_embedding_with_trainable_tokens_keeps_its_name(tmp_path: Path) -> None:
+    truth = small(1)
+    truth.save_pretrained(tmp_path / "base")
+    config = LoraConfig(r=2, target_modules=["q_proj"], trainable_token_indices=[1, 2])
+    model, other = (get_peft_model(small(seed), config) for seed in (2, 3))
+    report = intarsia.load(tmp_path / "base", into=model, strict=False)
+    assert all("lora_" in name or "trainable_tokens" in name for name in report.kept)
+    embedding = model.get_input_embeddings().token_adapter.base_layer.weight
+    assert torch.equal(embedding, truth.get_input_embeddings().weight)
+    intarsia.save(tmp_path / "saved", model)
+    assert intarsia.verify(tmp_path / "saved")
+    assert intarsia.load(tmp_path / "saved", into=other).complete
+    assert_same(state(other), state(model))
+
+
 def test_state_of_what_peft_put_beside_the_model_is_found_where_torch_saved_it(
     tmp_path: Path,
 ) -> None:

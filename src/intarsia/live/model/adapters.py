@@ -33,7 +33,7 @@ def inner_word(module: Any) -> str | None:
     if not is_pefts(type(module)):
         return None
     words = _WORDS[2:] if is_layer(module) else _WORDS[:2]
-    return next((word for word in words if word in module._modules), None)
+    return next((word for word in words if module._modules.get(word) is not None), None)
 
 
 def is_layer(module: Any) -> bool:
