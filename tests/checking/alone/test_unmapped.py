@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,22 @@ def _unmapped(manifest: Any, home: Path, which: str) -> tuple[str, int, int]:
         if at not in held and (at in twins) == (which == "copy"):
             return c.file, *recorded_checksum(Folder(home), c)[:2]
     raise AssertionError(f"no {which}")
+
+
+@pytest.mark.parametrize("chain", ["", "chained_0."])
+def test_gaps_of_buckets_may_hold_anything_where_no_parameter_is_known(
+    chain: str, tmp_path: Path
+) -> None:
+    """Megatron saves memory that it never wrote between parameters; experts have optimizers in a chain."""
+    name = f"{chain}optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.bfloat16).bucket_idx_0"
+    bucket = torch.randn(64).square()
+    bucket[40:] = torch.tensor([float("nan"), -3e38, 7e37]).repeat(8)
+    state = {f"{name}.{kind}": bucket for kind in ("param", "exp_avg", "exp_avg_sq")}
+    folder = write_dcp(tmp_path / "td", {"strange.weight": torch.randn(8, 8), **state})
+    (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+    torch.save({"args": Namespace(num_layers=1)}, folder / "common.pt")
+    found = intarsia.verify(folder)
+    assert found, found.faults
 
 
 def test_copies_that_were_saved_unequal_are_found(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ from intarsia.format.torch_file.plain import plain
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
 from intarsia.planning.problem import Problem
-from intarsia.state.names import STEP, kind_of, state_among
+from intarsia.state.names import ROOT, STEP, kind_of, state_among
 from intarsia.store.reading.folder import Folder
 from intarsia.value.bits import Bits, bits_dtype
 
@@ -172,7 +172,8 @@ class TorchDist(MegatronFormat):
         return stored_key(name)
 
     def has_gaps(self, name: str) -> bool:
-        return is_bucket(name)
+        # One in a chain has our prefix before its name on disk.
+        return is_bucket(name) or is_bucket(name.removeprefix(ROOT))
 
     def left_out(self, name: str) -> str:
         if kind_of(name) == STEP:
