@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
 import intarsia
 from intarsia.checking.alone.soundness import Soundness
@@ -53,6 +55,26 @@ def test_objects_in_a_lost_file_are_not_missed_again(to: str, mesh: str, tmp_pat
     src = converted(tmp_path, to, mesh)
     next(src.rglob("__0_0.distcp")).unlink()
     assert kinds(intarsia.verify(src)) == ["file-missing"]
+
+
+def test_a_file_that_lost_the_lists_of_groups_hides_nothing_of_the_others(tmp_path: Path) -> None:
+    layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))
+    net = torch.nn.ModuleDict({"layers": layers})
+    optimizer = torch.optim.AdamW(net.parameters())
+    for parameter in net.parameters():
+        parameter.grad = torch.rand_like(parameter)
+    optimizer.step()
+    with torch.no_grad():
+        net.get_parameter("layers.0.weight")[0, 0] = float("nan")
+    weights, state = get_state_dict(net, optimizer)
+    dcp.save({"model": weights, "optim": state}, checkpoint_id=tmp_path / "src")
+    intarsia.convert(tmp_path / "src", tmp_path / "out", to="dcp", mesh={"tp": 2}, digests=False)
+    file = tmp_path / "out" / "__0_0.distcp"
+    os.truncate(file, file.stat().st_size - 2000)
+    short, nan = intarsia.verify(tmp_path / "out").faults
+    assert (short.kind, short.where) == ("file-too-short", file.name)
+    assert "or another has its name" in short.next
+    assert (nan.kind, nan.tensors) == ("not-finite", ("layers.0.weight",))
 
 
 @pytest.mark.parametrize(("to", "mesh"), MESHES)

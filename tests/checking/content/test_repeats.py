@@ -28,6 +28,7 @@ def test_moments_of_one_rank_s_experts_saved_for_all_are_found(format: str, tmp_
                 tensors[name] = tensors[name.replace(f".experts.{e}.", f".experts.{source}.")]
     (fault,) = intarsia.verify(made(clones(tensors), format, tmp_path)).faults
     assert fault.kind == "expert-blocks-repeated"
+    assert "experts repeat every 2 in their moments" in fault.text
     assert all(name.startswith(MOMENTS) for name in fault.tensors)
 
 
@@ -40,7 +41,8 @@ def test_moments_of_a_layer_saved_for_another_are_found(format: str, tmp_path: P
             tensors[name] = tensors[name.replace("layers.3.", "layers.1.")]
     faults = intarsia.verify(made(clones(tensors), format, tmp_path)).faults
     assert [fault.kind for fault in faults] == ["layers-repeated"]
-    assert "layer 3 equals layer 1" in faults[0].text
+    assert "layer 3 equals layer 1 in all" in faults[0].text
+    assert faults[0].text.endswith("matrices of its moments")
     assert all(name.startswith(MOMENTS) for name in faults[0].tensors)
 
 

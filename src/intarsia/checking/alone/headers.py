@@ -166,5 +166,8 @@ def read_headers(
 
 def _with(kept: Sequence[Complaint], last: IntarsiaError) -> tuple[Complaint, ...]:
     """The complaints and the error that ended the reading, which may be one of theirs."""
-    is_known = str(last) in [str(complaint.error) for complaint in kept]
+    file = last.path.name if last.path is not None else None
+    is_known = str(last) in [str(complaint.error) for complaint in kept] or (
+        last.kind in _LOST and any(c.error.kind in _LOST and file in c.files for c in kept)
+    )
     return tuple(kept) if is_known else (*kept, Complaint(last))

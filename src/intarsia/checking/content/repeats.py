@@ -113,7 +113,8 @@ def repeated_experts(matrices: Sequence[Matrix]) -> Iterator[Fault]:
     if len(wrong) == len(layers) and all(len(_classes(held)) == 1 for held in wrong.values()):
         names = [name for held in wrong.values() for e in sorted(held) for name in _names(held[e])]
         count = len(next(iter(wrong.values())))
-        text = f"all {count} experts of each layer are equal, such as {few(names, 2)}"
+        of = _in_state(wrong[next(iter(wrong))])
+        text = f"all {count} experts of each layer are equal{of}, such as {few(names, 2)}"
         yield Fault("experts-identical", tuple(names), "all layers", text, _size(wrong))
         return
     by_pattern: dict[tuple[str, str], dict[Any, Experts]] = {}
@@ -135,18 +136,19 @@ def repeated_experts(matrices: Sequence[Matrix]) -> Iterator[Fault]:
 
 def _pattern(held: Experts) -> tuple[str, str]:
     """The kind of fault that equal experts of a layer are, and which are equal, in words."""
+    of = _in_state(held)
     if block := _block_of(held):
-        text = f"experts repeat every {block}, as where one rank's {block} were saved for all"
+        text = f"experts repeat every {block}{of}, as where one rank's {block} were saved for all"
         return "expert-blocks-repeated", text
     same = [experts for experts in _classes(held).values() if len(experts) > 1]
     pairs = sorted((b, a) for first, *rest in same for b in rest for a in (first,))
     (lo, first), (hi, last) = pairs[0], pairs[-1]
     stretch = all(pair == (lo + k, first + k) for k, pair in enumerate(pairs))
     if len(pairs) > 1 and stretch and last < lo:
-        text = f"experts [{lo}:{hi + 1}) equal experts [{first}:{last + 1})"
+        text = f"experts [{lo}:{hi + 1}) equal experts [{first}:{last + 1}){of}"
         return "expert-blocks-repeated", f"{text}, as where one rank's were saved for another"
     listed = few([" = ".join(map(str, experts)) for experts in same], 4)
-    return "experts-repeated", f"experts {listed} of a layer are equal"
+    return "experts-repeated", f"experts {listed} of a layer are equal{of}"
 
 
 def _classes(held: dict[int, Matrix]) -> dict[bytes, list[int]]:
@@ -200,7 +202,10 @@ def repeated_layers(matrices: Sequence[Matrix]) -> Iterator[Fault]:
             continue
         names = [name for t in tensors for name in _names(t)]
         elements = sum(p.unit.rows * p.unit.columns for _, p in tensors)
-        what = f"all {len(tensors)} matrices" if whole else few(names, 2)
+        state = _state_of(tensors)
+        what = (
+            f"all {len(tensors)} matrices{state and ' of its '}{state}" if whole else few(names, 2)
+        )
         text = f"layer {second} equals layer {first} in {what}"
         kind = "layers-repeated" if whole else "tensor-repeated"
         yield Fault(kind, tuple(names), f"{stack}{second}", text, elements)
@@ -273,6 +278,17 @@ def tied_that_differ(found: Sequence[ItemStats], tied: Mapping[str, str]) -> Ite
         if a.dtype == b.dtype and a.shape == b.shape and matrix.digest != other.digest:
             text = f"`{name}` and `{twin}` are tied by the configuration, both stored, and differ"
             yield Fault("tied-differ", (name, twin), a.chunks[0].file, text, a.layout.size)
+
+
+def _in_state(held: Experts) -> str:
+    state = _state_of(held.values())
+    return f" in their {state}" if state else ""
+
+
+def _state_of(matrices: Iterable[Matrix]) -> str:
+    """What is equal of these, where it is state: their weights are not."""
+    kind = next(iter(matrices))[1].unit.place.kind
+    return kind and ("main weights" if kind == MASTER else "moments")
 
 
 def _names(matrix: Matrix) -> tuple[str, ...]:

@@ -77,10 +77,12 @@ class Dcp(Archives):
         objects, paths = metadata.objects, metadata.paths
         tensors = {s.name: s for s in map(stored_record, metadata.tensors.values())}
         sections = divided(tensors, config, str(path), section, objects=objects, paths=paths)
+        numbers, by_order, unclear = dict[str, str](), False, None
         with Folder(path) as folder:
-            numbers, by_order, unclear = numbered_parameters(
-                folder, metadata, sections, table_for(config)
-            )
+            with going_on(complain):
+                numbers, by_order, unclear = numbered_parameters(
+                    folder, metadata, sections, table_for(config)
+                )
             entries, in_memory_files = entries_of(folder, metadata, sections, numbers)
         named = name_tensors(
             tensors, config, str(path), complain, modelopt, sections=sections, numbers=numbers

@@ -58,7 +58,7 @@ def check_files(folder: Folder, metadata: Metadata, complain: Complain = refuse)
         if size < ends[file]:
             error = FormatError(
                 f"{folder.root / file} has {size:,} bytes, its chunks end at {ends[file]:,}",
-                hint="the file is truncated: copy it again from its source",
+                hint="the file is truncated, or another has its name: copy it again from its source",
                 kind="file-too-short",
             )
             report(error, file)

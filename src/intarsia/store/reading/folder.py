@@ -282,7 +282,7 @@ class Folder:
         return FormatError(
             f"{self.root / file} ends at byte {now.size_bytes:,};"
             f" bytes [{start:,}:{end:,}) were expected",
-            hint="the file is truncated: copy it again from its source",
+            hint="the file is truncated, or another has its name: copy it again from its source",
             kind="file-too-short",
             path=self.root / file,
         )
