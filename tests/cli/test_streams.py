@@ -62,6 +62,18 @@ def test_a_difference_stays_a_difference_and_what_is_done_done(src, other, end: 
     assert shell(f'intarsia verify "$1" "$2" --json {end}', src, other).returncode == 1
 
 
+def test_characters_that_a_terminal_lacks_are_spelled_out(src: Path, tmp_path: Path) -> None:
+    (tmp_path / "modèle").symlink_to(src)
+    line = 'PYTHONIOENCODING=ascii intarsia explain "$1" lm_head.weight'
+    done = shell(line, tmp_path / "modèle")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\u2502 [0:" in done.stdout
+    done = shell('PYTHONIOENCODING=ascii intarsia inspect "$1"', tmp_path / "modèle")
+    assert "mod\\xe8le" in done.stdout
+    done = shell('PYTHONIOENCODING=ascii intarsia verify "$1"', tmp_path / "où")
+    assert (done.returncode, "o\\xf9 does not exist" in done.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(
     "words",
     ["--version", 'digest "$1" --json', 'inspect "$1"', 'plan "$1" --to dcp', 'convert "$1" o --to dcp --dry-run',

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -89,6 +90,9 @@ def open_streams() -> None:
     sys.stdin = sys.stdin or _nowhere()
     sys.stdout = sys.stdout or _nowhere()
     sys.stderr = sys.stderr or _nowhere()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # it may lack characters of names and drawings
+            stream.reconfigure(errors="backslashreplace")
     if closed:
         complain("intarsia: stdout is closed, so no answer is printed")
 
