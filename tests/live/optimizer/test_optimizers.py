@@ -132,6 +132,26 @@ def test_torch_loads_what_is_saved(name: str, with_names: bool, tmp_path: Path) 
     assert all_of(other, again) == all_of(model, optimizer)
 
 
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "LBFGS"])
+def test_counters_that_were_stored_as_plain_numbers_become_what_the_class_steps_with(
+    name: str, tmp_path: Path
+) -> None:
+    models = Tiny(), Tiny(1)
+    (model, optimizer), (other, again) = (
+        (each, OPTIMIZERS[name](params_for(name, each))) for each in models
+    )
+    step(model, optimizer, 0)
+    weights, state = copy.deepcopy(get_state_dict(model, optimizer))
+    for held in state["state"].values():
+        counted = [kind for kind in held if kind in ("step", "mu_product", "eta", "mu")]
+        held |= {kind: held[kind].item() for kind in counted}
+    dcp.save({**weights, "optimizer": state}, checkpoint_id=tmp_path / "old", no_dist=True)
+    intarsia.load(tmp_path / "old", other, again)
+    assert all_of(other, again) == all_of(model, optimizer)
+    assert step(other, again, 1) == step(model, optimizer, 1)
+    assert all_of(other, again) == all_of(model, optimizer)
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_resumed_run_is_the_one_that_never_stopped(name: str, tmp_path: Path) -> None:
     model = Tiny()

@@ -112,6 +112,10 @@ class OptimizerFilling:
         if self.optimizer.whole is not None:
             self.optimizer.whole.give(where)
             return notes
+        for one in each_of(self.optimizer.held):
+            if isinstance(one, torch.optim.Optimizer):
+                # As in torch's load_state_dict: numbers that older versions stored become tensors.
+                one.__setstate__({"state": one.state, "param_groups": one.param_groups})
         for one in each_of(self.optimizer.settings):
             for hook in getattr(one, "_optimizer_load_state_dict_post_hooks", {}).values():
                 hook(one)
