@@ -44,8 +44,9 @@ def test_rows_of_single_numbers_are_recognised_in_any_order(tmp_path: Path) -> N
     assert fault.kind == "rows-permuted"
 
 
-def test_scales_that_are_inverted_are_recognised(tmp_path: Path) -> None:
-    x = torch.rand(64, generator=torch.Generator().manual_seed(1)) + 0.5
+@pytest.mark.parametrize("size", [4, 64])
+def test_scales_that_are_inverted_are_recognised(tmp_path: Path, size: int) -> None:
+    x = torch.rand(size, generator=torch.Generator().manual_seed(1)) + 0.5
     a, b = (write_hf(tmp_path / n, {"x": y}, None) for n, y in (("a", x), ("b", 1 / x)))
     (fault,) = intarsia.verify(a, b).faults
     assert (fault.kind, "one divided by" in fault.text) == ("scaled", True)

@@ -60,3 +60,15 @@ def test_noise_is_no_factor_of_each_row(tmp_path: Path) -> None:
     b = write_hf(tmp_path / "b", {"x": x * (1 + y / 100)}, None)
     (fault,) = intarsia.verify(a, b).faults
     assert fault.kind == "unexplained"
+
+
+def test_scales_of_latent_attention_have_fewer_rows_than_it_turns(tmp_path: Path) -> None:
+    config = {"model_type": "other", "qk_rope_head_dim": 16, "num_attention_heads": 4}
+    name = "layers.0.self_attn.kv_a_proj_with_mqa.weight_scale_inv"
+    x = factors(3, 32) / 1000
+    a, b = (write_hf(tmp_path / n, {name: y}, config) for n, y in (("a", x), ("b", 1 / x)))
+    (fault,) = intarsia.verify(a, b).faults
+    assert (fault.kind, "one divided by" in fault.text) == ("scaled", True)
+    b = write_hf(tmp_path / "c", {name: factors(3, 40)[:, 8:].clone()}, config)
+    (fault,) = intarsia.verify(a, b).faults
+    assert fault.kind == "unexplained"

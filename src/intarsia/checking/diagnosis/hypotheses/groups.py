@@ -128,7 +128,8 @@ class RelatedTensors:
             of = 1 if "kv_a_proj" in name else heads
             if re.search(r"q_b_proj|q_proj|kv_a_proj", name) and shape[0] % of == 0:
                 width = shape[0] // of
-                yield Rotary(of, width, width - turned, turned)
+                if turned <= width:  # the scales of a quantised weight have fewer rows
+                    yield Rotary(of, width, width - turned, turned)
             return
         if re.search(r"\.(q|k)_norm\.", name):  # one head's, or all heads', as the family has it
             width = text.get("head_dim") or self._width()

@@ -121,6 +121,10 @@ def _estimated(e: Evidence, step: float) -> Iterator[Hypothesis]:
     v = np.concatenate([w.v[w.unequal] for w in e.sample])
     fine = np.isfinite(u) & np.isfinite(v)
     u, v = u[fine], v[fine]
+    # Norms near one are their own inverses but for rounding.
+    if len(np.unique(u)) >= LEAST // 4 and np.mean(np.abs(u * u - 1) > 4 * step) >= 0.5:
+        text = f"{e.right} is one divided by {e.left}"
+        yield Hypothesis("scaled", text, partial(_inverted, step))
     if len(u) < LEAST or len(np.unique(u)) < LEAST // 2:
         return
     big = np.abs(u) > 0
@@ -140,10 +144,6 @@ def _estimated(e: Evidence, step: float) -> Iterator[Hypothesis]:
         sign = "plus" if constant > 0 else "minus"
         text = f"{e.right} is {e.left} {sign} {abs(constant):.6g}"
         yield Hypothesis("constant-added", text, partial(_added, constant, step), constant)
-    # Norms near one are their own inverses but for rounding.
-    if np.mean(np.abs(u * u - 1) > 4 * step) >= 0.5:
-        text = f"{e.right} is one divided by {e.left}"
-        yield Hypothesis("scaled", text, partial(_inverted, step))
 
 
 def _round(number: float, step: float) -> float:
