@@ -27,6 +27,7 @@ from intarsia.live.loading.materialise import (
     mark_filled,
 )
 from intarsia.live.loading.optimizer import OptimizerFilling
+from intarsia.live.loading.other_masters import note_on_other_masters
 from intarsia.live.loading.shared_memory import with_one_source
 from intarsia.live.loading.wanted import Wanted, modules_of
 from intarsia.live.megatron.model import install, is_megatron
@@ -139,6 +140,7 @@ def load(
             report.config = with_settings(manifest.config, into)
             report.notes += unlike_settings(into)
         report.cast = cast_names(settled.holdings, manifest, allowed=cast)
+        report.notes += note_on_other_masters(settled.holdings, manifest)
         if wanted.computed:
             shown = few(sorted(wanted.computed), 4)
             report.notes.append(f"not loaded, because the model computes them itself: {shown}")
