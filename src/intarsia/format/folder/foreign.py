@@ -112,6 +112,10 @@ MEGATRON = Foreign(
     "a Megatron-LM checkpoint with one pickle for each model-parallel rank (format `torch`)",
     "load and save it once with Megatron's --ckpt-convert-format torch_dist",
 )
+MEGATRON_LOCAL = Foreign(
+    "Megatron-LM's local checkpoint, one pickle for each rank (--non-persistent-ckpt-type local)",
+    "resume from it on the same ranks, and save with --save and --ckpt-format torch_dist, which is read",
+)
 META = Foreign(
     "Meta's own Llama files (consolidated.*.pth)",
     "take the Transformers files of the model from the hub, or convert with Transformers 4: python -m"
@@ -137,6 +141,7 @@ _BY_NAMES = (
     (r"mp_rank_\d+_model_states\.pt", DEEPSPEED),
     (r"model_world_size_\d+_rank_\d+\.pt", VERL),
     (r"pytorch_model_fsdp(_\d+)?_rank\d+\.bin", ACCELERATE_RANKS),
+    (r"iter_\d{7,}_\d+_local\.pt", MEGATRON_LOCAL),
     (r"__\d+\.metadata", RANKS_METADATA),
     (r"_CHECKPOINT_METADATA|manifest\.ocdbt|ocdbt\.process_\d+", ORBAX),
     (r"pytorch_model(\.[^.]+)?\.bin|pytorch_model.*\.bin\.index(\..+)?\.json|pytorch_model-\d+-of-\d+\.bin", PICKLED_MODEL),

@@ -129,6 +129,7 @@ def _cuts(model: Iterable[Stored]) -> list[int]:
 
 
 _HINT = "save with --dist-ckpt-optim-fully-reshardable, or convert with --optimizer drop"
+_FROZEN = "frozen parameters have no place in buckets, and nothing says which they are"
 
 
 @frozen
@@ -170,7 +171,7 @@ def _read(
         raise FormatError(
             f"{where}: {len(fits) or 'no'} orders of {len(rows):,} parameters fit the optimizer's"
             f" {len(buffers)} buffers ({grid})",
-            hint=_HINT,
+            hint=_HINT if fits else f"{_FROZEN}; {_HINT}",
         )
     for buckets, rank, entries in next(iter(fits.values())):
         yield from _stored(buckets, rank, entries)
