@@ -124,6 +124,27 @@ def test_many_stale_weights_are_one_fault(tmp_path: Path) -> None:
     assert f"and {len(stale) - 1} more like it" in fault.text
 
 
+@pytest.mark.parametrize(
+    ("kind", "types"),
+    [("dtype-implausible", (torch.bfloat16, torch.float16)), ("value-implausible", (torch.uint8, torch.float32))],
+)  # fmt: skip
+def test_a_model_whose_bits_are_called_another_type_is_one_fault(
+    kind: str, types: tuple[torch.dtype, torch.dtype], tmp_path: Path
+) -> None:
+    tensors = {n: x.float() * 0.05 for n, x in model(CONFIG).items()}
+    if types[0] == torch.uint8:  # every number 2 to the power of 64 times as large
+        bits = {n: x.view(torch.int32) + (64 << 23) for n, x in tensors.items()}
+    else:
+        bits = {n: x.to(types[0]) for n, x in tensors.items()}
+    held = {n: x.view(types[1]) for n, x in bits.items()}
+    src = write_hf(tmp_path / "src", held, CONFIG, files=2)
+    (fault,) = intarsia.verify(src).faults
+    assert (fault.kind, len(fault.tensors) > 10) == (kind, True)
+    assert fault.files == tuple(sorted(file.name for file in src.glob("*.safetensors")))
+    assert all(file in fault.where for file in fault.files)
+    assert " more like it" in fault.text
+
+
 def test_a_tensor_in_two_files_is_told_by_the_files(tmp_path: Path) -> None:
     src = write_hf(tmp_path / "src", model(CONFIG), CONFIG, files=3)
     first, second, _ = sorted(src.glob("*.safetensors"))

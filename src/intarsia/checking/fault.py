@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sized
+from dataclasses import replace
 from typing import Any
 
 from intarsia.checking.kinds import KINDS
 from intarsia.errors import few
 from intarsia.frozen import frozen
+from intarsia.planning.manifest import Manifest
 
 
 @frozen
@@ -61,17 +63,26 @@ _IN_ONE_FILE = (
 )  # fmt: skip
 """Kinds that one accident gives to everything in a file."""
 
-_EVERYWHERE = ("copies-differ", "master-differs", "negative-variance", "not-finite")
-"""Kinds that a rank of another step, a run that diverged or a swap of moments gives to all that it holds."""
+_EVERYWHERE = (
+    "copies-differ", "dtype-implausible", "master-differs", "negative-variance", "not-finite", "value-implausible",
+)  # fmt: skip
+"""Kinds that a rank of another step, a run that diverged, a swap of moments or a wrong type gives to all that it holds."""
 
 _EACH = 3
 """So many of a kind in a file are listed one by one."""
 
 
-def gathered(faults: Iterable[Fault]) -> tuple[Fault, ...]:
-    """Each fault once; those that damaged one file, and what went wrong everywhere, as one."""
+def gathered(faults: Iterable[Fault], manifest: Manifest | None = None) -> tuple[Fault, ...]:
+    """Each fault once; those that damaged one file, and what went wrong everywhere, as one.
+
+    What is wrong with tensors is so in the files of the `manifest` that hold them.
+    """
     groups: dict[object, list[Fault]] = {}
-    for fault in dict.fromkeys(faults):
+    for each in dict.fromkeys(faults):
+        fault = each
+        if manifest is not None and not each.files and each.kind not in _IN_ONE_FILE:
+            held = (file for file in manifest.files_of(each.tensors) if file in manifest.files)
+            fault = replace(each, files=tuple(held))
         key: object = fault
         if fault.kind in _IN_ONE_FILE:
             key = fault.kind, fault.files or (fault.where,)

@@ -181,7 +181,7 @@ def _judged(
     compared += sum(not x.size and x.name not in known for x in manifest.logical.values())
     notes = (*_notes(manifest, headers, found, faults), *trained, *notes_on_ends(manifest), *meant)
     named = manifest.format, manifest.family
-    return Soundness(manifest.path, compared, elements, gathered(faults), notes, *named)
+    return Soundness(manifest.path, compared, elements, gathered(faults, manifest), notes, *named)
 
 
 def _content_faults(
