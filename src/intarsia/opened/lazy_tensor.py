@@ -189,7 +189,9 @@ def box_of_index(index: Any, shape: Shape, name: str) -> tuple[Box, Shape, list[
 
 def as_torch(buffer: Bytes, dtype: DType, shape: Shape) -> torch.Tensor:
     """The bytes of a tensor as a torch tensor, without a copy."""
-    with needing_torch("a tensor that is read", "np.asarray(tensor) is a NumPy array"):
+    with needing_torch(
+        "a tensor that is read", "np.asarray(tensor) is a NumPy array, of types that NumPy has"
+    ):
         import torch
 
     kind = getattr(torch, dtype.torch)
