@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from intarsia.checking.content.holes import hole
 from intarsia.checking.content.numbers import (
     dtype_implausible,
     far_bounds,
@@ -38,7 +39,10 @@ def content_faults(found: Sequence[ItemStats], format: Format, content: Content)
         yield from dtype_implausible(stats)
         yield from value_implausible(stats, far)
         for matrix in stats.matrices:
-            yield from zero_block(stats, matrix, format.pads_vocabulary, (pruned, parts), content)
+            meant = pruned, parts
+            yield from [*hole(stats, matrix, content)] or zero_block(
+                stats, matrix, format.pads_vocabulary, meant, content
+            )
     yield from zero_tensors(found, content)
     yield from zero_scalars(found)
 

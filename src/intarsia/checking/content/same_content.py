@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from intarsia.checking.content.chance import may_be_zero
 from intarsia.checking.naming import StackedMatrix
@@ -101,6 +102,14 @@ class Content:
             return sum(int(np.count_nonzero(x)) for x in found), box.size
         except (FormatError, CoverageError):
             return 0, 0  # what cannot be read is reported elsewhere
+
+    def row(self, stored: Stored, unit: StackedMatrix, number: int) -> NDArray[np.float64]:
+        """One row of a matrix as numbers; empty where it cannot be read."""
+        try:
+            parts = [*self._windows(stored, _box(unit, 0, (number, number + 1)))]
+        except (FormatError, CoverageError):
+            parts = []  # what cannot be read is reported elsewhere
+        return as_float64(np.concatenate(parts), stored.dtype).real if parts else np.empty(0)
 
     def is_table(self, stored: Stored, unit: StackedMatrix) -> bool:
         """Whether rows are the sines or cosines of 0, 1, 2 … times an angle for each column.

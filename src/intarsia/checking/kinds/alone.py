@@ -145,7 +145,7 @@ ALONE = (
             row="numbers beyond 1e8, in anything but masks, scales and both ends of a range (`x_min`, `x_max`): memory that was never written, or the bits of another element type"),
         FaultKind("zero-block",
             "a block of a trained matrix is all zero: never written, or lost with its rank", SAVED_WRONG,
-            row="rows or columns of a matrix are all zero, enough of them to be a rank's share: never written, or lost"),
+            row="rows or columns of a matrix are all zero, enough of them to be a rank's share, or a stretch of zeros begins or ends inside a row: never written, or lost"),
         FaultKind("zero-tensor",
             "a whole tensor is zero where the same tensor of other layers is not", SAVED_WRONG,
             row="a tensor is all zero where the same tensor of other layers or experts is not: a weight, one layer's bias or sinks, the last norm, a moment in a layer that is trained"),
