@@ -18,10 +18,10 @@ import time
 from benchmarks.measure import ROOT, python_path
 
 QUICK = {
-    "scaling": ("--gigabytes", "0.5", "--rounds", "2"),
-    "formats": ("--gigabytes", "0.6", "--rounds", "2"),
+    "scaling": ("--gigabytes", "0.4", "--rounds", "2"),
+    "formats": ("--gigabytes", "0.5", "--rounds", "2"),
     "peers": ("--gigabytes", "0.5", "--rounds", "2"),
-    "growth": ("--gigabytes", "0.6", "--rounds", "2"),
+    "growth": ("--gigabytes", "0.5", "--rounds", "2"),
     "ranks": ("--gigabytes", "0.3", "--rounds", "1"),
 }
 DEVICE = {
