@@ -8,19 +8,17 @@ from intarsia.errors import FamilyError, UsageError
 from intarsia.family import Table, decoder, table_for
 from intarsia.family.optional_parts import missing_tower
 from intarsia.format.folder.adapters import note_on_factors
-from intarsia.format.naming.flat_parameters import flat_parameters, refuse_flat
+from intarsia.format.naming.flat_parameters import AS_SAVED, flat_parameters, refuse_flat
 from intarsia.format.registry import format_named
 from intarsia.format.request import Request
 from intarsia.planning.manifest import Manifest
-
-_AS_SAVED = "; --to dcp carries them as they are"
 
 
 def check_feasible(src: Manifest, request: Request) -> None:
     """Raise where no conversion of this source can be what was asked for."""
     writer, table = format_named(request.to), table_for(src.config)
     if not writer.keeps_keys:
-        refuse_flat(flat_parameters(src.logical), src.path, _AS_SAVED)
+        refuse_flat(flat_parameters(src.logical), src.path, AS_SAVED)
     if src.config_doubts and not writer.keeps_arguments:
         raise FamilyError(
             f"the configuration of {src.path} is unknown: its stored arguments have"

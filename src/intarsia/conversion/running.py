@@ -75,7 +75,8 @@ def carry_out(
         if not start.whole:
             with team.together():
                 staging.await_folder(start.folder)
-            changed, said = _written(job, proofs, arrangement, journal, team, progress)
+            moved = _move(job, proofs, arrangement, journal, team, progress)
+            changed, said = _committed(job, arrangement, staging, team, *moved)
     except KeyboardInterrupt as stop:
         interrupted = Interrupted(staging.committed, *stop.args)
         keep_what_is_proven(job, staging, interrupted)
@@ -144,17 +145,16 @@ def _begun(
     return start
 
 
-def _written(
+def _committed(
     job: Job,
-    proofs: Sequence[Proven],
     arrangement: Arrangement,
-    journal: Journal,
+    staging: Staging,
     team: Crew,
-    progress: Progress | None,
+    parts: list[Any],
+    losses: Losses,
+    sums: Sums,
 ) -> tuple[tuple[Changed, ...], list[str]]:
-    """Move the bytes, attest and commit them: what changed on the way, and what to say."""
-    staging = journal.staging
-    parts, losses, sums = _move(job, proofs, arrangement, journal, team, progress)
+    """Attest what was moved and commit it: what changed on the way, and what to say."""
     changed = changed_tensors(losses, {t.name: t for t in job.wanted.targets})
     notes = [*summary(changed)]
     with team.together():

@@ -7,7 +7,7 @@ it reads them too.  A value that ranks do not share is kept rank by rank.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from io import BytesIO
 from typing import Any
@@ -45,7 +45,13 @@ def pack(value: Any, where: str) -> bytes:
     try:
         if type(value) in _NUMBERS:
             return _packed(value, repr(value))
-        found, tensors = _plain(value)
+        tensors: list[torch.Tensor] = []
+
+        def whole(tensor: torch.Tensor) -> torch.Tensor:
+            tensors.append(_whole(tensor))
+            return tensors[-1]
+
+        found = _with_tensors(value, whole)
         return _as_torch_saves(found) if tensors else write_object(found)
     except UsageError as error:
         raise UsageError(
@@ -65,39 +71,33 @@ def unpack(data: bytes, where: str) -> Any:
     return _live(read_object(data, where))
 
 
-def _plain(value: Any) -> tuple[Any, bool]:
-    """A value of plain dicts, lists and whole tensors, and whether there is any of these."""
+def _with_tensors(value: Any, as_: Callable[[torch.Tensor], Any]) -> Any:
+    """A value of plain dicts and lists, each tensor of it `as_` that."""
     if isinstance(value, torch.Tensor):
-        if is_dtensor(value):
-            raise UsageError("it holds a DTensor, and each rank has only a part of it")
-        if value.is_nested or value.layout is not torch.strided:
-            raise UsageError(f"it holds a tensor of layout {value.layout}")
-        dtype_of(value, "a tensor")
-        held = torch.empty(value.shape, dtype=value.dtype)
-        return held.copy_(value.detach()), True
+        return as_(value)
     if isinstance(value, Mapping):
-        each = {key: _plain(x) for key, x in value.items()}
-        return {key: x for key, (x, _) in each.items()}, any(t for _, t in each.values())
+        return {key: _with_tensors(x, as_) for key, x in value.items()}
     if type(value) in (list, tuple):
-        parts = [_plain(x) for x in value]
-        return type(value)(x for x, _ in parts), any(t for _, t in parts)
-    return value, False
+        return type(value)(_with_tensors(x, as_) for x in value)
+    return value
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor as a file can hold it."""
+    if is_dtensor(tensor):
+        raise UsageError("it holds a DTensor, and each rank has only a part of it")
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        raise UsageError(f"it holds a tensor of layout {tensor.layout}")
+    dtype_of(tensor, "a tensor")
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
 
 
 def _as_torch_saves(value: Any) -> bytes:
     """An archive with tensors, made by torch once everything else in it is known to be plain."""
-    write_object(_without_tensors(value))
+    write_object(_with_tensors(value, lambda _: None))
     file = BytesIO()
     torch.save(value, file)
     return file.getvalue()
-
-
-def _without_tensors(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_tensors(x) for key, x in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(_without_tensors, value))
-    return None if isinstance(value, torch.Tensor) else value
 
 
 def _live(value: Any) -> Any:

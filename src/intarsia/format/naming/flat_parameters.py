@@ -15,6 +15,7 @@ SAVE_AGAIN = (
     "load them into the FSDP model that saved them, on as many ranks, and save again with"
     " StateDictType.SHARDED_STATE_DICT or FULL_STATE_DICT (torch's get_model_state_dict)"
 )
+AS_SAVED = "; --to dcp carries them as they are"
 _NAME = re.compile(r"(?:^|\.)_?flat_param\Z")
 
 

@@ -206,8 +206,8 @@ def _items(
     def size(keys: Iterable[str]) -> int:
         return sum(tensors[key].nbytes for key in keys)
 
-    own = divided.names.keys() - {name for held in counters.values() for name in held}
-    yield InventoryItem("section", model or TOP, Role.MODEL, Fate.READ, nbytes=size(own))
+    nbytes = size(divided.names) - sum(map(size, counters.values()))
+    yield InventoryItem("section", model or TOP, Role.MODEL, Fate.READ, nbytes=nbytes)
     models = {s.label for s in others}
     for label, keys in left.items():
         if keys:
@@ -240,7 +240,7 @@ def _counters(
     A model that was saved without a key has names that torch did not nest.
     """
     found: dict[str, list[str]] = {}
-    nested = {name: path for name in divided.names if (path := paths.get(name))}
+    nested = {name: path for name in divided.names if (path := paths.get(name))} if paths else {}
     if not divided.label and not any(len(path) == 1 for path in nested.values()):
         return found
     for name, path in nested.items():

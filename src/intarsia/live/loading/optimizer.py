@@ -24,10 +24,10 @@ from intarsia.live.optimizer.groups import (
     with_tensors,
 )
 from intarsia.live.optimizer.named import NamedOptimizer
+from intarsia.live.optimizer.own_state_dict import check_after_loading
 from intarsia.live.optimizer.several import each_of
 from intarsia.live.optimizer.state import StateToFill, put, state_to_fill
 from intarsia.live.optimizer.state_memory import PartOf
-from intarsia.live.optimizer.told_state import check_after_loading
 from intarsia.live.optimizer.values import shared_in
 from intarsia.opened.entries import groups_of
 from intarsia.planning.manifest import Manifest

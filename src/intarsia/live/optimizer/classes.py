@@ -8,8 +8,8 @@ from inspect import signature
 from typing import Any
 
 from intarsia.errors import UsageError
+from intarsia.live.optimizer.own_state_dict import check_same_numbers, own_state_dict
 from intarsia.live.optimizer.several import SeveralOptimizers, each_of
-from intarsia.live.optimizer.told_state import check_told, told_by
 from intarsia.state.names import ROOT, SHAPED
 
 CLASS = f"{ROOT}class"
@@ -99,11 +99,11 @@ def opened(optimizer: Any) -> UnwrappedOptimizer:
 
 def _check_nothing_more(optimizer: Any, inner: Any = None) -> None:
     """Raise where the state dict of an optimizer holds more than states and groups, or than that of one inside."""
-    told = told_by(optimizer)
-    if told is None:
+    given = own_state_dict(optimizer)
+    if given is None:
         return
     known = {"state", "param_groups", *(inner.state_dict() if inner is not None else ())}
-    more = sorted(str(key) for key in told.keys() - known)
+    more = sorted(str(key) for key in given.keys() - known)
     if more:
         raise UsageError(
             f"the state dict of {type(optimizer).__name__} holds {', '.join(more)} in addition"
@@ -111,7 +111,7 @@ def _check_nothing_more(optimizer: Any, inner: Any = None) -> None:
             hint="keep it in the optimizer's groups, or in its `state` under a text key"
             + (", or give the wrapped optimizer, and the rest in `extra`" if inner else ""),
         )
-    check_told(optimizer, told)
+    check_same_numbers(optimizer, given)
 
 
 def class_of(optimizer: Any) -> str:

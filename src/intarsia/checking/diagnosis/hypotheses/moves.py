@@ -10,7 +10,7 @@ import numpy as np
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypotheses.values import changed_after
 from intarsia.checking.diagnosis.hypothesis import Hypothesis, Score
-from intarsia.checking.diagnosis.rearranged.keys import FEWEST_SIGNS, bits_told, negative
+from intarsia.checking.diagnosis.rearranged.keys import FEWEST_SIGNS, bits_of_number, negative
 from intarsia.checking.naming import numbers_of_name, pattern, place_of
 from intarsia.checking.pair.pairs import Pair
 from intarsia.checkpoint import Checkpoint
@@ -27,7 +27,7 @@ PROBE = 32
 """Elements that are read at the start, the middle and the end of a tensor to recognise it."""
 
 TELLING_BITS = 40
-"""What the elements of two values must tell to tell one tensor from all others."""
+"""The information, in bits, that elements of two values must hold to identify one tensor."""
 
 MOST_RELATED = 4096
 """How many tensors that do not differ are looked at in search of one that was copied."""
@@ -165,9 +165,9 @@ def _fingerprint(side: Checkpoint, x: Logical, loose: bool) -> Fingerprint | Non
         bits = np.packbits(signs ^ signs[:1]).tobytes()
         return (x.shape, "signs", bits) if tells else None
     kinds = np.unique(raw.reshape(-1, x.dtype.itemsize), axis=0)
-    told = bits_told(raw.view(bits_dtype(x.dtype))) * probe.size
+    held = bits_of_number(raw.view(bits_dtype(x.dtype))) * probe.size
     return (
-        (x.shape, x.dtype.name, raw.tobytes()) if len(kinds) > 2 or told >= TELLING_BITS else None
+        (x.shape, x.dtype.name, raw.tobytes()) if len(kinds) > 2 or held >= TELLING_BITS else None
     )
 
 

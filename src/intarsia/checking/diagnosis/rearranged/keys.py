@@ -28,7 +28,7 @@ AHEAD = 8
 """How far a row among several alike is followed to tell which of them it is."""
 
 SURE_BITS = 4
-"""What the numbers of a run must tell beyond the place that it was found in."""
+"""The bits that the numbers of a run must hold beyond those of the place that it was found in."""
 
 Ints = NDArray[np.int64]
 
@@ -55,11 +55,11 @@ def _by_chance(front: NDArray[Any], order: Ints) -> bool:
     if width >= LONG or not moved.any():
         return False
     runs = 1 + np.count_nonzero(np.diff(order[moved]) != 1)
-    return bool(moved.sum() * width * bits_told(front) < runs * (np.log2(n) + SURE_BITS))
+    return bool(moved.sum() * width * bits_of_number(front) < runs * (np.log2(n) + SURE_BITS))
 
 
-def bits_told(front: NDArray[Any]) -> float:
-    """How much one number tells: less, the more of the others equal it, or lie close by in its type."""
+def bits_of_number(front: NDArray[Any]) -> float:
+    """The information of one number in bits: less, the more of the others equal it, or lie close by in its type."""
     held = np.sort(front.reshape(-1)).astype(np.float64)
     n, step = len(held), isqrt(front.size)
     counts = np.unique(held, return_counts=True)[1].astype(np.float64)

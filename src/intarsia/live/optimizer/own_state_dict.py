@@ -16,7 +16,7 @@ from intarsia.live.optimizer.several import each_of
 _HOOKS = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks")
 
 
-def told_by(optimizer: Any) -> dict[str, Any] | None:
+def own_state_dict(optimizer: Any) -> dict[str, Any] | None:
     """The state dict of an optimizer that makes it itself; None where it is torch's."""
     own = getattr(type(optimizer), "state_dict", None)
     if own is None or (
@@ -28,9 +28,9 @@ def told_by(optimizer: Any) -> dict[str, Any] | None:
     return found
 
 
-def check_told(optimizer: Any, told: dict[str, Any] | None) -> None:
+def check_same_numbers(optimizer: Any, given: dict[str, Any] | None) -> None:
     """Raise where a tensor of its state is another in its state dict."""
-    states = told.get("state", {}) if told else {}
+    states = given.get("state", {}) if given else {}
     params = [p for group in optimizer.param_groups for p in group["params"]] if states else []
     for number, param in enumerate(params):
         said = states.get(number)
@@ -50,7 +50,7 @@ def check_after_loading(optimizer: Any) -> None:
     """Raise where an optimizer cannot say what it was filled with, or says something else."""
     for one in each_of(optimizer):
         try:
-            told = told_by(one)
+            given = own_state_dict(one)
         except Exception as error:
             raise UsageError(
                 f"{type(one).__name__} does not take the state that was loaded: its state_dict() ends with"
@@ -58,7 +58,7 @@ def check_after_loading(optimizer: Any) -> None:
                 hint="make it with the settings that it had when it was saved, and let it make its state (a"
                 " step) before it is loaded, or load only the model (optimizer=None)",
             ) from error
-        check_told(one, told)
+        check_same_numbers(one, given)
 
 
 def _are_other(said: Any, held: Any) -> bool:
