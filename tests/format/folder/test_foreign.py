@@ -34,9 +34,14 @@ def touch(folder: Path, *names: str) -> Path:
 
 
 NAMES = [
-    (("latest", "zero_to_fp32.py", "global_step10/zero_pp_rank_0_mp_rank_00_model_states.pt", "global_step10/zero_pp_rank_0_mp_rank_00_optim_states.pt"), "DeepSpeed ZeRO", "deepspeed.utils.zero_to_fp32"),
+    (("latest", "zero_to_fp32.py", "global_step10/zero_pp_rank_0_mp_rank_00_model_states.pt", "global_step10/zero_pp_rank_0_mp_rank_00_optim_states.pt"), "DeepSpeed ZeRO", "source OUT --tag global_step10"),
     (("mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"), "DeepSpeed ZeRO", "zero_to_fp32"),
     (("mp_rank_00_model_states.pt",), "DeepSpeed checkpoint without ZeRO", '["module"]'),
+    (("mp_rank_00_model_states.pt", "layer_0_expert_0_mp_rank_00_model_states.pt", "expp_rank_0_mp_rank_00_optim_states.pt"), "model is in several files", "intarsia.save"),
+    (("mp_rank_00_model_states.pt", "layer_0_expert_0_mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"), "model is in several files", "intarsia.save"),
+    (("mp_rank_00_model_states.pt", "layer_01-model_00-model_states.pt"), "model is in several files", "intarsia.save"),
+    (("mp_rank_00_model_states.pt", "mp_rank_01_model_states.pt"), "model is in several files", "intarsia.save"),
+    (("mp_rank_00_model_states.pt", "zero/optimizer_state.pt", "zero/norm.weight/fp32.pt", "zero/norm.weight/exp_avg.pt"), "DeepSpeed universal", "RUN OUT --tag STEP"),
     (("model_world_size_4_rank_0.pt", "optim_world_size_4_rank_0.pt", "fsdp_config.json", "huggingface/config.json"), "verl", "verl.model_merger merge"),
     (("actor/model_world_size_2_rank_1.pt", "data.pt"), "actor holds a verl", "actor --target_dir"),
     (("pytorch_model_fsdp_0_rank0.bin", "pytorch_model_fsdp_0_rank1.bin"), "one pickle for each rank", "SHARDED_STATE_DICT"),
@@ -86,6 +91,27 @@ def test_a_folder_is_recognised_by_names_that_one_framework_writes(
         assert kind in answer.err.replace("\n", " ")
         assert remedy in answer.err
         assert "Traceback" not in answer.err
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "remedy"),
+    [
+        (("mp_rank_00_model_states.pt",), "without ZeRO", 'load("{}/mp_rank_00_model_states.pt"'),
+        (("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"), "a DeepSpeed ZeRO", " --tag step "),
+        (("mp_rank_00_model_states.pt", "layer_0_expert_1_mp_rank_00_model_states.pt"), "several files", "no one file"),
+        (("model_world_size_4_rank_0.pt",), "verl", "--local_dir {} --target"),
+        (("adapter_model.bin",), "PEFT", 'from_pretrained(base, "{}")'),
+        (("consolidated.00.pth",), "Meta", "--input_dir {} --output"),
+    ],
+)  # fmt: skip
+def test_one_file_of_a_kind_is_called_what_its_folder_is(
+    tmp_path: Path, names: tuple[str, ...], kind: str, remedy: str
+) -> None:
+    folder = touch(tmp_path / "step", *names)
+    with pytest.raises(FormatError) as caught:
+        intarsia.open(folder / names[0])
+    assert kind in caught.value.brief
+    assert remedy.format(folder) in str(caught.value.hint)
 
 
 def write_archive(path: Path) -> None:

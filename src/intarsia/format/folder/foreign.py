@@ -20,14 +20,15 @@ _LOOKED_FILES = 200
 
 @frozen
 class Foreign:
-    """A kind of checkpoint, and what makes one that is read of it; `{path}` stands for the path."""
+    """A kind of checkpoint, and what makes one that is read of it; `{path}` stands for the path, `{folder}` for its folder."""
 
     name: str
     remedy: str
 
     def next_step(self, path: PurePath) -> str:
         folder = path if is_folder(path) else path.parent
-        return self.remedy.format(path=path, folder=folder, file=path.name)
+        inside = {"folder": folder, "parent": folder.parent, "name": folder.name}
+        return self.remedy.format(path=path, file=path.name, **inside)
 
 
 _TORCH_LOAD = 'intarsia.save("OUT", torch.load("{path}", weights_only=True)'
@@ -91,17 +92,27 @@ RANKS_METADATA = Foreign(
 )
 ZERO = Foreign(
     "a DeepSpeed ZeRO checkpoint",
-    "`python -m deepspeed.utils.zero_to_fp32 {run} OUT --safe_serialization` (or the zero_to_fp32.py"
-    " that DeepSpeed leaves there) writes fp32 safetensors; optimizer state stays behind",
+    "`python -m deepspeed.utils.zero_to_fp32 {parent} OUT --tag {name} --safe_serialization` (or the"
+    " zero_to_fp32.py that DeepSpeed leaves there) writes fp32 safetensors; optimizer state stays behind",
 )
 DEEPSPEED = Foreign(
     "a DeepSpeed checkpoint without ZeRO",
-    'intarsia.save("OUT", torch.load("{path}/mp_rank_00_model_states.pt", weights_only=False)["module"]),'
+    'intarsia.save("OUT", torch.load("{folder}/mp_rank_00_model_states.pt", weights_only=False)["module"]),'
     " where you trust the file",
+)
+DEEPSPEED_UNIVERSAL = Foreign(
+    "a DeepSpeed universal checkpoint",
+    "make one that is read of the checkpoint that ds_to_universal made it of: `python -m"
+    " deepspeed.utils.zero_to_fp32 RUN OUT --tag STEP --safe_serialization`",
+)
+DEEPSPEED_PARTS = Foreign(
+    "a DeepSpeed checkpoint whose model is in several files (of experts, stages or model-parallel ranks)",
+    "load it in the program that saved it, and save the whole model with intarsia.save: no one file"
+    " holds it, and zero_to_fp32 does not join them",
 )
 VERL = Foreign(
     "a verl checkpoint with one pickle for each rank",
-    "`python -m verl.model_merger merge --backend fsdp --local_dir {path} --target_dir OUT`",
+    "`python -m verl.model_merger merge --backend fsdp --local_dir {folder} --target_dir OUT`",
 )
 ACCELERATE_RANKS = Foreign(
     "an accelerate FSDP checkpoint with one pickle for each rank (use_dcp=False, LOCAL_STATE_DICT)",
@@ -119,17 +130,17 @@ MEGATRON_LOCAL = Foreign(
 META = Foreign(
     "Meta's own Llama files (consolidated.*.pth)",
     "take the Transformers files of the model from the hub, or convert with Transformers 4: python -m"
-    " transformers.models.llama.convert_llama_weights_to_hf --input_dir {path} --output_dir OUT",
+    " transformers.models.llama.convert_llama_weights_to_hf --input_dir {folder} --output_dir OUT",
 )
 ORBAX = Foreign(
     "an Orbax checkpoint (JAX)",
-    f'restore it with orbax.checkpoint.PyTreeCheckpointer().restore("{{path}}"), {_NUMPY}',
+    f'restore it with orbax.checkpoint.PyTreeCheckpointer().restore("{{folder}}"), {_NUMPY}',
 )
 TENSORFLOW = Foreign(
     "a TensorFlow checkpoint", f'read it with tf.train.load_checkpoint("{{path}}"), {_NUMPY}'
 )
 SAVED_MODEL = Foreign(
-    "a TensorFlow SavedModel", f'read it with tf.saved_model.load("{{path}}"), {_NUMPY}'
+    "a TensorFlow SavedModel", f'read it with tf.saved_model.load("{{folder}}"), {_NUMPY}'
 )
 NO_WEIGHTS = Foreign(
     "a model's configuration and no weights",
@@ -137,6 +148,8 @@ NO_WEIGHTS = Foreign(
 )
 
 _BY_NAMES = (
+    (r"(layer_\d+_)?expert_\d+_mp_rank_\d+_model_states\.pt|expp_rank_\d+_mp_rank_\d+_optim_states\.pt", DEEPSPEED_PARTS),
+    (r"layer_\d+-model_\d+-model_states\.pt|((bf16_)?zero_pp_rank_\d+_)?mp_rank_(?!00_)\d+_(optim|model)_states\.pt", DEEPSPEED_PARTS),
     (r"(bf16_)?zero_pp_rank_\d+_mp_rank_\d+_(optim|model)_states\.pt", ZERO),
     (r"mp_rank_\d+_model_states\.pt", DEEPSPEED),
     (r"model_world_size_\d+_rank_\d+\.pt", VERL),
@@ -147,7 +160,7 @@ _BY_NAMES = (
     (r"pytorch_model(\.[^.]+)?\.bin|pytorch_model.*\.bin\.index(\..+)?\.json|pytorch_model-\d+-of-\d+\.bin", PICKLED_MODEL),
     (r"pytorch_model_fsdp(_\d+)?\.bin", PICKLED_WEIGHTS),
     (r"adapter_model\.bin", Foreign("a PEFT adapter in a pickle (adapter_model.bin)",
-        'PeftModel.from_pretrained(base, "{path}").save_pretrained("OUT") in PEFT writes safetensors')),
+        'PeftModel.from_pretrained(base, "{folder}").save_pretrained("OUT") in PEFT writes safetensors')),
     (r"consolidated\.\d+\.pth", META),
     (r"flax_model.*\.msgpack", FLAX),
     (r"saved_model\.pb", SAVED_MODEL),
@@ -156,6 +169,8 @@ _BY_NAMES = (
 """File names that one framework alone writes."""
 
 _PICKLED = (PICKLED_MODEL, PICKLED_WEIGHTS)
+_BY_FOLDER = (ZERO, DEEPSPEED, DEEPSPEED_PARTS)
+"""Kinds that a file alone does not tell: what lies beside it does."""
 
 _HEADS = (
     (b"GGUF", GGUF),
@@ -194,13 +209,12 @@ def is_megatron_rank(folder: PurePath) -> bool:
 def _of_names(folder: PurePath, names: Iterable[str]) -> Foreign | None:
     """What a folder is by the names in it."""
     present = list(names)
+    if "zero" in present and any(is_file(p / "fp32.pt") for p in names_like(folder / "zero")):
+        return DEEPSPEED_UNIVERSAL
     for pattern, kind in _BY_NAMES:
         if any(re.fullmatch(pattern, name) for name in present):
             if kind is PICKLED_MODEL and "config.json" not in present:
                 return PICKLED_WEIGHTS
-            if kind is ZERO:
-                run = folder.parent if is_file(folder.parent / "latest") else folder
-                return Foreign(kind.name, kind.remedy.replace("{run}", str(run)))
             return kind
     if ".metadata" not in present and any(n.endswith(".distcp") for n in present):
         return NO_METADATA
@@ -215,7 +229,8 @@ def _of_file(path: PurePath) -> Foreign | None:
     """What a file is by its bytes, or by a name that one framework alone writes."""
     for pattern, kind in _BY_NAMES:
         if kind not in _PICKLED and re.fullmatch(pattern, path.name):
-            return _of_names(path.parent, [path.name])
+            beside = [p.name for p in names_like(path.parent)] if kind in _BY_FOLDER else []
+            return _of_names(path.parent, beside or [path.name])
     if stem_of_index(path.name):
         return INDEX
     if path.suffix == ".distcp":
