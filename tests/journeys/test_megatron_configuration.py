@@ -129,6 +129,36 @@ def test_what_megatrons_arguments_cannot_say_is_reported(tmp_path: Path) -> None
     assert report.as_json()["complete"]
 
 
+@pytest.mark.parametrize("to", ["hf", "dcp", "torch_dist", "fsdp_dtensor"])
+def test_prediction_layers_that_are_not_stored_are_reported(to: str, tmp_path: Path) -> None:
+    config = CASES["deepseek_v3"] | {"num_nextn_predict_layers": 1}
+    held = weights(config | {"num_nextn_predict_layers": 0})
+    src = write_hf(tmp_path / "hf", held, config, 1)
+    (note,) = [n for n in intarsia.plan(src, to=to).notes if "nothing of it is stored" in n]
+    assert note in intarsia.verify(src).notes
+    assert f"model.layers.{config['num_hidden_layers']};" in note
+    whole = write_hf(tmp_path / "whole", weights(config), config, 1)
+    assert not [n for n in intarsia.plan(whole, to=to).notes if "nothing of it is stored" in n]
+
+
+@pytest.mark.parametrize("to", ["torch_dist", "fsdp_dtensor"])
+def test_what_the_hub_repeats_in_prediction_layers_is_left_out_if_it_is_equal(
+    to: str, tmp_path: Path
+) -> None:
+    config = CASES["deepseek_v3"] | {"num_nextn_predict_layers": 1}
+    held, at = weights(config), f"model.layers.{config['num_hidden_layers']}"
+    held[f"{at}.embed_tokens.weight"] = held["model.embed_tokens.weight"].clone()
+    held[f"{at}.shared_head.head.weight"] = held["lm_head.weight"].clone()
+    src = write_hf(tmp_path / "hf", held, config, 1)
+    intarsia.convert(src, tmp_path / "out", to=to)
+    intarsia.convert(tmp_path / "out", tmp_path / "back", to="hf")
+    assert intarsia.verify(src, tmp_path / "back")
+    held[f"{at}.embed_tokens.weight"][2, 1] += 1
+    other = write_hf(tmp_path / "other", held, config, 1)
+    with pytest.raises(CoverageError, match=f"{at}.embed_tokens.weight` is tied"):
+        intarsia.convert(other, tmp_path / "none", to=to)
+
+
 @pytest.mark.parametrize(
     ("biases", "alone"),
     [

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from intarsia.errors import FamilyError, UsageError
 from intarsia.family import Table, decoder, table_for
-from intarsia.family.optional_parts import missing_tower
+from intarsia.family.optional_parts import missing_tower, notes_on_layers_left_out
 from intarsia.format.folder.adapters import note_on_factors
 from intarsia.format.naming.flat_parameters import AS_SAVED, flat_parameters, refuse_flat
 from intarsia.format.registry import format_named
@@ -61,5 +61,6 @@ def notes_on_request(src: Manifest, request: Request) -> Iterator[str]:
     ranks = request.mesh.ep if writer.sharded and writer.keeps_names else 1
     if ranks > 1 and table and not table.whole and not decoder.experts_in(table):
         yield f"a {table.family} has no experts: the {ranks} ranks along ep hold copies"
+    yield from notes_on_layers_left_out(table, src.logical)
     yield from note_on_factors(src)
     yield from writer.remarks(src, request)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from intarsia.family.table import Table
 from intarsia.state.names import is_state
@@ -21,6 +21,14 @@ def optional_layers(table: Table) -> dict[str, list[str]]:
             at = "mtp" if name.startswith("mtp.") else layer[0] if layer else name
             found.setdefault(at, []).append(name)
     return found
+
+
+def notes_on_layers_left_out(table: Table | None, held: Collection[str]) -> Iterator[str]:
+    """A note for each layer that is left out whole, as it may be."""
+    for layer, names in optional_layers(table).items() if table else ():
+        if not any(name in held for name in names):
+            at = layer.rstrip(".")
+            yield f"the configuration describes {at}; nothing of it is stored, which is allowed"
 
 
 def must_be_there(table: Table, held: Collection[str]) -> list[str]:

@@ -10,7 +10,7 @@ from intarsia.checking.alone.entries import contradicting_entries, damaged_entri
 from intarsia.checking.alone.headers import NO_FAMILY, Headers, read_headers
 from intarsia.checking.alone.recorded_files import altered_files
 from intarsia.checking.alone.state import misshapen_state, missing_state
-from intarsia.checking.alone.structure import layers_left_out, structure_faults
+from intarsia.checking.alone.structure import structure_faults
 from intarsia.checking.alone.trainer_files import trainer_file_faults
 from intarsia.checking.alone.training import masters_of_16_bits, notes_on_steps, steps_that_disagree
 from intarsia.checking.alone.unfinished import fault_of, why_unfinished
@@ -34,6 +34,8 @@ from intarsia.checking.pair.ties import ties_for_sure
 from intarsia.checking.survey.blockwise import survey, surveyed
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.errors import FormatError, IntarsiaError
+from intarsia.family import table_for
+from intarsia.family.optional_parts import notes_on_layers_left_out
 from intarsia.format.folder.side_files import DIGESTS, config_given
 from intarsia.format.registry import find_checkpoint, format_named, format_of, misleading
 from intarsia.frozen import frozen_open
@@ -203,7 +205,7 @@ def _notes(
 ) -> Iterator[str]:
     yield from manifest.notes
     yield from headers.notes()
-    yield from layers_left_out(manifest)
+    yield from notes_on_layers_left_out(table_for(manifest.config), manifest.logical)
     yield from unread_sections(manifest.inventory)
     yield from unread_files(manifest.inventory, _holds_tensors(manifest))
     yield from links_to_nothing(manifest.inventory)

@@ -10,7 +10,7 @@ from intarsia.checking.fault import Fault
 from intarsia.checking.naming import ModelPlace, few_numbers, place_of
 from intarsia.errors import few
 from intarsia.family import table_for
-from intarsia.family.optional_parts import missing_tower, optional_layers
+from intarsia.family.optional_parts import missing_tower
 from intarsia.format.registry import format_named
 from intarsia.planning.manifest import Chunk, Manifest, Stored
 from intarsia.planning.problem import ABSENT
@@ -93,15 +93,6 @@ def missing_towers(manifest: Manifest) -> Iterator[Fault]:
     if section is not None and manifest.logical:
         text = f"the configuration has a {section}, and no tensor of such a tower is stored"
         yield Fault("tower-missing", (), manifest.path, text)
-
-
-def layers_left_out(manifest: Manifest) -> Iterator[str]:
-    """Notes of the layers that a checkpoint leaves out, as it may."""
-    table = table_for(manifest.config)
-    for layer, names in optional_layers(table).items() if table else ():
-        if not any(name in manifest.logical for name in names):
-            at = layer.rstrip(".")
-            yield f"the configuration describes {at}; nothing of it is stored, which is allowed"
 
 
 def bad_tilings(manifest: Manifest) -> Iterator[Fault]:

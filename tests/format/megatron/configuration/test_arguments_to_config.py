@@ -60,11 +60,69 @@ def test_dense_layers_among_those_with_experts_are_no_deepseeks() -> None:
     assert family(without, said) == "deepseek_v3"
 
 
+@pytest.mark.parametrize("spec", ["te", "local"])
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_layers_that_predict_further_tokens_are_deepseeks(count: int, spec: str) -> None:
+    config = DEEPSEEK | {"num_nextn_predict_layers": count}
+    made = config_from_arguments(arguments(config), stored(config, spec=spec))
+    assert made.config is not None
+    assert not made.unsaid
+    assert made.config["num_nextn_predict_layers"] == count
+    assert (made.config["num_hidden_layers"], made.config["first_k_dense_replace"]) == (4, 1)
+
+
+def test_layers_that_predict_further_tokens_are_no_other_familys() -> None:
+    config = CASES["qwen3"]
+    ahead = TensorRecord("mtp.layers.0.enorm.weight", BY_TORCH["bfloat16"], (8,), ())
+    metadata = stored(config)
+    made = config_from_arguments(
+        arguments(config), Metadata(metadata.tensors | {ahead.name: ahead}, {})
+    )
+    assert made.config is None
+    assert made.notes == ("not a qwen3, which has no mtp.layers.0.enorm.weight",)
+
+
+def test_shared_experts_that_are_no_whole_number_of_experts_are_no_deepseeks() -> None:
+    metadata = stored(DEEPSEEK | {"n_shared_experts": 3})
+    wider = DEEPSEEK | {
+        "n_shared_experts": 2,
+        "moe_intermediate_size": DEEPSEEK["moe_intermediate_size"] * 2,
+    }
+    apart = {n: t for n, t in stored(wider).tensors.items() if ".experts.experts." in n}
+    assert family(metadata, arguments(DEEPSEEK | {"n_shared_experts": 3})) == "deepseek_v3"
+    assert family(Metadata(metadata.tensors | apart, {}), arguments(wider)) is None
+
+
+@pytest.mark.parametrize("spec", ["te", "local"])
+@pytest.mark.parametrize(
+    ("said", "dense"),
+    [
+        ({"mlp_only_layers": [1]}, [1]),
+        ({"decoder_sparse_step": 2}, [0, 2]),
+        ({"decoder_sparse_step": 2, "mlp_only_layers": [3]}, [0, 2, 3]),
+    ],
+)
+def test_dense_layers_among_those_with_experts_are_a_qwens(
+    said: dict[str, Any], dense: list[int], spec: str
+) -> None:
+    config = CASES["qwen3_moe"] | {"num_hidden_layers": 4} | said
+    made = config_from_arguments(arguments(config), stored(config, spec=spec))
+    assert made.config is not None
+    assert not made.unsaid
+    assert made.config["model_type"] == "qwen3_moe"
+    assert (made.config["mlp_only_layers"], made.config["decoder_sparse_step"]) == (dense, 1)
+    ours, theirs = table_for(made.config), table_for(config)
+    assert ours is not None
+    assert theirs is not None
+    assert ours.logical == theirs.logical
+
+
 @pytest.mark.parametrize(
     ("argument", "value"),
     [
         ("moe_mlp_glu_interleave_size", 32),
         ("moe_shared_expert_glu_interleave_size", 32),
+        ("mtp_use_repeated_layer", True),
         ("heterogeneous_layers_config_encoded_json", "{}"),
     ],
 )

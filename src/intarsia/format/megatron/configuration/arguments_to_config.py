@@ -160,9 +160,9 @@ def _rotation(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 _OF_NO_FAMILY = (
     "moe_mlp_glu_interleave_size", "moe_shared_expert_glu_interleave_size",
-    "heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json",
+    "heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json", "mtp_use_repeated_layer",
 )  # fmt: skip
-"""Arguments with which tensors of the usual names are not a family's: gate and up rows alternate, layers are unlike."""
+"""Arguments with which tensors of the usual names are not a family's: gate and up rows alternate, layers are unlike or used again."""
 
 
 def _family(args: Mapping[str, Any], seen: StoredModel) -> str | None:
@@ -171,16 +171,17 @@ def _family(args: Mapping[str, Any], seen: StoredModel) -> str | None:
     What a family must have, and arguments and tensors alike say that the model has not, makes it another's.
     """
     sparse = seen.has("mlp.router.weight")
-    if seen.has("in_proj.", "post_layernorm", "softmax_offset", "linear_proj.bias", "mtp."):
+    if seen.has("in_proj.", "post_layernorm", "softmax_offset", "linear_proj.bias"):
         return None
     if seen.has("linear_kv_down_proj"):
         biased = seen.has("expert_bias") or args.get("moe_router_enable_expert_bias") is True
         normed = seen.has("kv_layernorm", "kv_up_proj.layer_norm") or args.get("qk_layernorm")
-        return "deepseek_v3" if biased and normed and _dense_first(args, seen) else None
+        whole = _dense_first(args, seen) and _shared_are_whole(seen)
+        return "deepseek_v3" if biased and normed and whole else None
     if seen.has("linear_qkv.bias"):
         return None if sparse else "qwen2"
     if seen.has("q_layernorm"):
-        if sparse and seen.has("shared_experts", "expert_bias", "mlp.linear_fc1.weight"):
+        if sparse and seen.has("shared_experts", "expert_bias"):
             return None
         return "qwen3_moe" if sparse else "qwen3"
     if sparse:
@@ -199,6 +200,13 @@ def _dense_first(args: Mapping[str, Any], seen: StoredModel) -> bool:
     return not layers or layers == [*range(layers[0], layers[-1] + 1)]
 
 
+def _shared_are_whole(seen: StoredModel) -> bool:
+    """Whether shared experts are as wide as some number of the others."""
+    shared = seen.shape("shared_experts.linear_fc1.weight")
+    routed = seen.shape("experts.experts.linear_fc1.weight")
+    return not (shared and routed) or shared[0] % routed[1] == 0
+
+
 def _latent(config: Config, seen: StoredModel) -> None:
     heads, down = config["num_attention_heads"], seen.shape("linear_kv_down_proj.weight")
     up = seen.shape("linear_kv_up_proj.weight")
@@ -212,7 +220,7 @@ def _latent(config: Config, seen: StoredModel) -> None:
         "qk_rope_head_dim": rope,
         "qk_nope_head_dim": nope,
         "v_head_dim": up[0] // heads - nope,
-        "num_nextn_predict_layers": 0,
+        "num_nextn_predict_layers": 1 + max(seen.predicting, default=-1),
     }
 
 
@@ -227,7 +235,8 @@ def _sparse(config: Config, seen: StoredModel, args: Mapping[str, Any], family: 
     config["moe_intermediate_size"] = inner
     config.setdefault("intermediate_size", whole_argument(args, "ffn_hidden_size") or inner)
     if family == "qwen3_moe":
-        config |= {"num_experts": count, "decoder_sparse_step": 1, "mlp_only_layers": []}
+        dense = sorted(seen.layers.get("mlp.linear_fc2.weight", ()))
+        config |= {"num_experts": count, "decoder_sparse_step": 1, "mlp_only_layers": dense}
         config["norm_topk_prob"] = not facts.get("moe_router_pre_softmax")
         return
     shared = seen.shape("shared_experts.linear_fc1.weight")

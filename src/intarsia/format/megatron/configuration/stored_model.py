@@ -22,6 +22,8 @@ class StoredModel:
         self.shapes: dict[str, Shape] = {}
         self.layers: dict[str, set[int]] = {}
         self.names: dict[str, str] = {}
+        self.predicting: set[int] = set()
+        """The layers that predict further tokens, which are no layers of the decoder."""
         self.dtype = next(
             (t.dtype.torch for t in metadata.tensors.values() if t.dtype.floating), ""
         )
@@ -30,6 +32,10 @@ class StoredModel:
             if state_of(record.name) is not None or is_bucket(record.name):
                 continue
             key = Key.parse(record.name)
+            self.names.setdefault(key.kind, record.name)
+            if key.head.endswith("mtp.layers"):
+                self.predicting.add(key.layer or 0)
+                continue
             if key.layer is not None:
                 self.layers.setdefault(key.rest, set()).add(key.layer)
             elif key.stacked:
@@ -41,7 +47,6 @@ class StoredModel:
                     )
                 self.layers.setdefault(key.rest, set()).update(range(record.shape[0]))
             self.shapes.setdefault(key.rest, _whole_shape(key, record.shape))
-            self.names.setdefault(key.kind, record.name)
             if key.expert is not None:
                 experts[key.rest] = max(experts.get(key.rest, 0), key.expert + 1)
         self.shapes |= {rest: (count, *self.shapes[rest]) for rest, count in experts.items()}

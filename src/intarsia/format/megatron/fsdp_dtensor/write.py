@@ -115,7 +115,7 @@ def fsdp_dtensor_targets(src: Manifest, table: Table | None, request: Request) -
 
 def _rows(src: Manifest, table: Table | None, spec: str, mesh: Mesh) -> Iterator[Param]:
     """The family's rows that the source has or must have, then what no table explains."""
-    covered: set[str] = set()
+    covered = {*table.tied} if table else set()  # left out, and compared with their twins
     missed = {x.name for x in src.absent}
     if table is not None:
         spare = table.optional - missed
