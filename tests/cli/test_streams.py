@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -203,6 +204,59 @@ def test_a_signal_that_ends_a_command_is_said_and_is_its_status(
     monkeypatch.undo()
     assert "resumed" in cli("convert", src, out, "--to", "dcp", "--resume").out
     assert signal.getsignal(number) is signal.SIG_DFL
+
+
+def test_a_signal_before_the_first_byte_says_that_nothing_was_committed(
+    src: Path, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "intarsia.conversion.running", _Stopping("stopping"))
+    answer = cli("convert", src, tmp_path / "out", "--to", "dcp")
+    assert answer == (143, "", "intarsia: terminated; nothing was committed\n")
+
+
+class _Stopping(types.ModuleType):
+    """A module in whose import a signal comes."""
+
+    def __getattr__(self, name: str) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+
+
+@pytest.mark.parametrize(
+    ("number", "word"), [(signal.SIGTERM, "terminated"), (signal.SIGINT, "interrupted")]
+)
+def test_a_signal_that_turns_into_another_error_is_a_signal_all_the_same(
+    src: Path, monkeypatch, number: signal.Signals, word: str
+) -> None:
+    """NumPy says of an import that is interrupted that it is installed badly."""
+
+    def stopped(*_: object, **__: object) -> None:
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(10)
+        except KeyboardInterrupt:
+            pass
+        raise ImportError("this is unlikely to be an issue of NumPy's")
+
+    monkeypatch.setattr("intarsia.api.verify", stopped)
+    assert cli("verify", src) == (128 + number, "", f"intarsia: {word}\n")
+
+
+def test_two_signals_at_one_moment_end_a_command_once(src: Path, monkeypatch) -> None:
+    both = {signal.SIGTERM, signal.SIGHUP}
+
+    def stopped(*_: object, **__: object) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, both)
+        for number in both:
+            os.kill(os.getpid(), number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
+        time.sleep(10)
+
+    unraisable: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", unraisable.append)
+    monkeypatch.setattr("intarsia.api.verify", stopped)
+    assert cli("verify", src).status in (129, 143)
+    assert unraisable == []
 
 
 def test_a_signal_that_comes_when_all_is_done_does_not_hide_that(

@@ -9,6 +9,7 @@ from intarsia.cli import options
 from intarsia.cli.output import OUTPUT, answer, progress, say
 from intarsia.errors import Interrupted, StoppedError
 from intarsia.options import Options
+from intarsia.run.stopping import stop_word
 
 
 @options.spelled_out
@@ -34,13 +35,12 @@ def run(
 
     Under torchrun the work is split over the processes, unless one is to do it --alone.
     """
-    from intarsia import converting
-    from intarsia.conversion.running import carry_out
-    from intarsia.run.ranks.crew import crew, note_on_ranks
-    from intarsia.run.stopping import stop_word
-
     report = None
     try:
+        from intarsia import converting
+        from intarsia.conversion.running import carry_out
+        from intarsia.run.ranks.crew import crew, note_on_ranks
+
         with crew(alone=alone or dry_run) as team:
             OUTPUT.rank = team.rank
             with team.together():

@@ -13,7 +13,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from intarsia.cli.output import OUTPUT, complain, open_streams, print_error, to_stdout
 from intarsia.collector import seldom
 from intarsia.errors import IntarsiaError, LimitError, StoppedError
-from intarsia.run.stopping import stop_status, stop_word, stopping
+from intarsia.run.stopping import stop_status, stop_word, stopping, was_stopped
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -56,7 +56,8 @@ def _status_of(words: list[str]) -> int:
         )
         return _failed(failure, 2, error)
     except Exception as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11, where it makes a class
+        # Python 3.11 changes an interrupt that comes while it makes a class.
+        if was_stopped() or isinstance(error.__cause__, KeyboardInterrupt):
             return _failed(StoppedError(stop_word()), stop_status())
         failure = IntarsiaError(
             f"{type(error).__name__}: {error}", hint="INTARSIA_DEBUG=1 shows where"
