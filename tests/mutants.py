@@ -111,7 +111,7 @@ MUTANTS = [
     # C. Resuming Megatron-FSDP from a converted checkpoint.
     *of("C", "live/load.py", (
         "the refresh of what is computed with is forgotten",
-        "            install(into)\n", "            pass\n", [SLICES],
+        "        install(into)\n", "        pass\n", [SLICES],
     )),
     *of("C", "live/megatron_fsdp.py", (
         "components are divided by tensor parallelism twice", "if total == rows:", "if False:",

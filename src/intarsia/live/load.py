@@ -7,8 +7,9 @@ after the last.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
 from typing import Any
@@ -19,13 +20,11 @@ from intarsia.family import table_for
 from intarsia.format.registry import find_checkpoint, folder_of, format_named
 from intarsia.live.background import finish_last
 from intarsia.live.entries import extra_in
-from intarsia.live.loading.demand import Demand, RankOfMesh, cast_names, settle
+from intarsia.live.loading.demand import Demand, Doubts, RankOfMesh, Settled, cast_names, settle
 from intarsia.live.loading.fill import Filling, fill, prove
 from intarsia.live.loading.kept import check_kept, kept_of
 from intarsia.live.loading.mapped import map_tensors
-from intarsia.live.loading.materialise import (
-    mark_filled,
-)
+from intarsia.live.loading.materialise import mark_filled
 from intarsia.live.loading.optimizer import OptimizerFilling
 from intarsia.live.loading.other_masters import note_on_other_masters
 from intarsia.live.loading.shared_memory import with_one_source
@@ -91,98 +90,155 @@ def load(
     group whose ranks load together (a pipeline stage's, say), if not all.  A save of this process that
     is under way in the background is finished first.
     """
-    if hyperparameters not in ("stored", "mine"):
-        raise UsageError(f"hyperparameters is {hyperparameters!r}", hint="stored or mine")
-    if optimizer_class not in ("same", "any"):
-        raise UsageError(f"optimizer_class is {optimizer_class!r}", hint="same or any")
+    options = _Options(strict, cast, hyperparameters, optimizer_class, mapped)
+    options.check()
     finish_last()
     team = ranks_of_model(group)
     with team.together() as shared:
         found = find_checkpoint(path)
-        where = found.path
         budget = Budget.of(memory, workers)
-        named = named_as_is(where, into, config, section)
-        manifest = named or manifest_for(where, into, config, section)
-        shared.value = checkpoint_facts(manifest) | {
-            "strict": str(strict),
-            "cast": str(cast),
-            "hyperparameters": hyperparameters,
-            "optimizer_class": optimizer_class,
-            "optimizer": "none" if optimizer is None else "given",
-            "mapped": str(mapped),
-        }
+        named = named_as_is(found.path, into, config, section)
+        manifest = named or manifest_for(found.path, into, config, section)
+        given = {"optimizer": "none" if optimizer is None else "given"}
+        shared.value = checkpoint_facts(manifest) | options.facts | given
     check_alike(shared.values)
     with team.together() as shared:
-        by_model = partial(manifest_for, where, into, config, section) if named else None
+        by_model = partial(manifest_for, found.path, into, config, section) if named else None
         wanted = Wanted.of(into, optimizer, manifest, _place(mesh, rank, team), device, by_model)
         shared.value = wanted.doubts
-    demand, own, brought = wanted.demand, wanted.own, None
     with team.together():
-        manifest = demand.manifest
-        if copied := any(each.copies for each in shared.values):
-            demand = demand.apart()
-        if mapped and (copied or is_megatron(into)):
-            raise UsageError(
-                "a model that fills its own memory (Megatron, or a state_dict() of copies) cannot be mapped",
-                hint="load with mapped=False",
-            )
-        values = Values.of(demand.contents, manifest, team.size)
-        kept = kept_of(demand.contents, values, wanted.on_meta, demand.adapters)
-        if strict:
-            check_kept(kept, manifest.path)
-        settled = settle(demand, shared.values, budget.window_bytes, strict=strict)
-        tied = _tied(into, manifest)
-        settled = with_one_source(settled, manifest, tied, budget, strict=strict)
-        check_rounded(manifest, settled.precise, budget, hint=_STALE)
-        report = Loaded(str(where), manifest.format, unused=settled.unused, kept=kept)
-        report.config = config_of_model(model_in(into)) or manifest.config
-        if is_megatron(into):
-            report.config = with_settings(manifest.config, into)
-            report.notes += unlike_settings(into)
-        report.cast = cast_names(settled.holdings, manifest, allowed=cast)
-        report.notes += note_on_other_masters(settled.holdings, manifest)
-        if wanted.computed:
-            shown = few(sorted(wanted.computed), 4)
-            report.notes.append(f"not loaded, because the model computes them itself: {shown}")
-        if demand.counters:
-            shown = few(sorted(demand.counters), 4)
-            report.notes.append(f"not loaded, because a run saved them beside the model: {shown}")
+        report = Loaded(str(found.path), wanted.demand.manifest.format)
+        ready = _ready(into, wanted, shared.values, options, budget, team, report)
         report.notes += found.notes
-        entries = read_entries(manifest, budget.memory_bytes // 2) if manifest.entries else {}
-        if own is not None:
-            brought = OptimizerFilling.of(
-                own,
-                wanted.rows_with_state,
-                manifest,
-                entries,
-                partial(demand.part_of, literal=settled.literal),
-                strict=strict,
-                hyperparameters=hyperparameters,
-                optimizer_class=optimizer_class,
-            )
-            report.never_stepped = list(brought.states.never_stepped)
-            report.kept |= brought.kept
-            report.cast += cast_names(brought.states.holdings, manifest, allowed=cast)
-        _fill(demand, settled.fillings, brought, budget, progress, report, mapped=mapped)
+        _fill(ready, budget, progress, mapped=mapped)
         with _changing():
-            if is_megatron(into):
-                install(into)
-            if copied:
-                demand.contents.give(manifest.path)
-            if brought is not None:
-                report.notes += brought.put(entries, manifest.path)
-            report.extra, notes = extra_in(entries, team.rank, team.size)
-            report.notes += notes
-            values.put(demand.contents, manifest, entries, report.extra)
-            if not copied:
-                demand.contents.run_hooks(manifest.path)
+            _put(into, ready, team)
         report.notes += summary(tuple(report.changed))
-        fresh = brought.states.fresh if brought is not None else {}
-        groups = own.settings.param_groups if own is not None else []
-        report.count(Counts.of(len(settled.fillings), iter(fresh.values()), groups))
+        fresh = ready.brought.states.fresh if ready.brought is not None else {}
+        groups = wanted.own.settings.param_groups if wanted.own is not None else []
+        report.count(Counts.of(len(ready.settled.fillings), iter(fresh.values()), groups))
     for module in modules_of(into):
         mark_filled(module)
     return report
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What a load may do, the same on all ranks."""
+
+    strict: bool
+    cast: bool
+    hyperparameters: str
+    optimizer_class: str
+    mapped: bool
+
+    def check(self) -> None:
+        if self.hyperparameters not in ("stored", "mine"):
+            raise UsageError(f"hyperparameters is {self.hyperparameters!r}", hint="stored or mine")
+        if self.optimizer_class not in ("same", "any"):
+            raise UsageError(f"optimizer_class is {self.optimizer_class!r}", hint="same or any")
+
+    @property
+    def facts(self) -> dict[str, str]:
+        names = ("strict", "cast", "hyperparameters", "optimizer_class", "mapped")
+        return {name: str(getattr(self, name)) for name in names}
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A load that every rank agreed to: what is filled from where, before the first byte of it.
+
+    `brought` is what fills the optimizer; `copied` says that some rank's state dict holds copies, which the
+    model takes back.
+    """
+
+    demand: Demand
+    settled: Settled
+    brought: OptimizerFilling | None
+    values: Values
+    entries: Mapping[str, bytes]
+    copied: bool
+    report: Loaded
+
+
+def _ready(
+    into: Any,
+    wanted: Wanted,
+    doubts: Sequence[Doubts],
+    options: _Options,
+    budget: Budget,
+    team: Crew,
+    report: Loaded,
+) -> _Ready:
+    """Settle what is filled from where, with the doubts of all ranks; raise where that cannot be."""
+    demand, manifest = wanted.demand, wanted.demand.manifest
+    if copied := any(each.copies for each in doubts):
+        demand = demand.apart()
+    if options.mapped and (copied or is_megatron(into)):
+        raise UsageError(
+            "a model that fills its own memory (Megatron, or a state_dict() of copies) cannot be mapped",
+            hint="load with mapped=False",
+        )
+    values = Values.of(demand.contents, manifest, team.size)
+    kept = kept_of(demand.contents, values, wanted.on_meta, demand.adapters)
+    if options.strict:
+        check_kept(kept, manifest.path)
+    settled = settle(demand, doubts, budget.window_bytes, strict=options.strict)
+    tied = _tied(into, manifest)
+    settled = with_one_source(settled, manifest, tied, budget, strict=options.strict)
+    check_rounded(manifest, settled.precise, budget, hint=_STALE)
+    report.unused, report.kept = settled.unused, kept
+    report.cast = cast_names(settled.holdings, manifest, allowed=options.cast)
+    _tell(report, into, wanted, settled)
+    entries = read_entries(manifest, budget.memory_bytes // 2) if manifest.entries else {}
+    brought = None
+    if wanted.own is not None:
+        brought = OptimizerFilling.of(
+            wanted.own,
+            wanted.rows_with_state,
+            manifest,
+            entries,
+            partial(demand.part_of, literal=settled.literal),
+            strict=options.strict,
+            hyperparameters=options.hyperparameters,
+            optimizer_class=options.optimizer_class,
+        )
+        report.never_stepped = list(brought.states.never_stepped)
+        report.kept |= brought.kept
+        report.cast += cast_names(brought.states.holdings, manifest, allowed=options.cast)
+    return _Ready(demand, settled, brought, values, entries, copied, report)
+
+
+def _tell(report: Loaded, into: Any, wanted: Wanted, settled: Settled) -> None:
+    """Say which configuration the model has, and what of the checkpoint it does not take."""
+    demand, manifest = wanted.demand, wanted.demand.manifest
+    report.config = config_of_model(model_in(into)) or manifest.config
+    if is_megatron(into):
+        report.config = with_settings(manifest.config, into)
+        report.notes += unlike_settings(into)
+    report.notes += note_on_other_masters(settled.holdings, manifest)
+    for names, why in (
+        (wanted.computed, "the model computes them itself"),
+        (demand.counters, "a run saved them beside the model"),
+    ):
+        if names:
+            report.notes.append(f"not loaded, because {why}: {few(sorted(names), 4)}")
+
+
+def _put(into: Any, ready: _Ready, team: Crew) -> None:
+    """Give the model and its optimizer what is not filled in place."""
+    contents, manifest, report = ready.demand.contents, ready.demand.manifest, ready.report
+    if is_megatron(into):
+        install(into)
+    if ready.copied:
+        contents.give(manifest.path)
+    if ready.brought is not None:
+        report.notes += ready.brought.put(ready.entries, manifest.path)
+    report.extra, notes = extra_in(ready.entries, team.rank, team.size)
+    report.notes += notes
+    ready.values.put(contents, manifest, ready.entries, report.extra)
+    if not ready.copied:
+        contents.run_hooks(manifest.path)
 
 
 _STALE = (
@@ -219,21 +275,13 @@ def _place(mesh: Any, rank: int | None, team: Crew) -> RankOfMesh | None:
     return where, number
 
 
-def _fill(
-    demand: Demand,
-    fillings: list[Filling],
-    brought: OptimizerFilling | None,
-    budget: Budget,
-    progress: Progress | None,
-    report: Loaded,
-    *,
-    mapped: bool,
-) -> None:
+def _fill(ready: _Ready, budget: Budget, progress: Progress | None, *, mapped: bool) -> None:
     """Read every element, or map the model's; report what was filled, and what casts changed."""
+    demand, fillings, report = ready.demand, ready.settled.fillings, ready.report
     manifest, state, counters = demand.manifest, list[Filling](), list[Filling]()
-    if brought is not None:
-        state = prove(brought.states.holdings, manifest)
-        counters = prove(brought.counters.values(), manifest)
+    if ready.brought is not None:
+        state = prove(ready.brought.states.holdings, manifest)
+        counters = prove(ready.brought.counters.values(), manifest)
     held = [each.holding for each in fillings + state]
     to_read = ([] if mapped else fillings) + state + counters
     with folder_of(manifest) as folder:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import field, replace
 
 from intarsia.checking.pair.group_steps import counted_by_groups
 from intarsia.checking.pair.quantised_differently import QuantisedDifferently, quantised_differently
@@ -66,68 +66,110 @@ def match(a: Checkpoint, b: Checkpoint) -> Matched:
     side's main weight, and the weight of that side against it rounded.  A side that has no main
     weights and weights of fp32 trains those: they are what the other side's main weights should be.
     """
-    left, right = a.manifest.logical, b.manifest.logical
-    tied = {"A": tied_and_absent(a.manifest), "B": tied_and_absent(b.manifest)}
+    table = table_for(a.config) or table_for(b.config)
+    apart = quantised_differently(a.manifest, b.manifest, table)
+    both = _Side.of("A", a, apart.a), _Side.of("B", b, apart.b)
     mains = _main_weights(a.manifest, b.manifest)
     norms = recentred_norms(a.config or b.config) if mains else {}
-    apart = quantised_differently(
-        a.manifest, b.manifest, table_for(a.config) or table_for(b.config)
-    )
-    left, right = (
-        {name: x for name, x in side.items() if name not in without}
-        if without
-        else dict(side.items())
-        for side, without in ((left, apart.a), (right, apart.b))
-    )
+    left, right = (side.logical for side in both)
     pairs = [
         Pair(x, right[n], n in mains, norms.get(n, PLAIN)) for n, x in left.items() if n in right
     ]
-    notes: list[str] = []
-    only: list[list[str]] = [[], []]
-    has_main = {"A": _has_main_weights(left), "B": _has_main_weights(right)}
-    held_against = {"A": 0, "B": 0}
-    for side, (ours, theirs, other) in enumerate(((left, right, "B"), (right, left, "A"))):
-        for name, x in ours.items():
-            if name in theirs:
-                continue
-            twin = tied[other].get(name)
-            of = parameter_of(name) if twin is None and kind_of(name) == MASTER else None
-            weight = theirs.get(of) if of is not None else None
-            if twin is None and _is_weight_itself((a, b)[side].manifest, name):
-                continue
-            if weight and (of in mains or (not has_main[other] and _is_fp32(weight))):
-                pairs.append(Pair(x, weight) if side == 0 else Pair(weight, x))
-                held_against[other] += of not in mains
-                continue
-            if twin is None:
-                only[side].append(name)
-                continue
-            pair = Pair(x, twin, tied=name)
-            pairs.append(pair if side == 0 else pair.flipped)
-            notes.append(f"`{name}` is tied and not stored in {other}; compared with `{twin.name}`")
-    for side, (ours, lacks, other) in enumerate(((left, b, "B"), (right, a, "A"))):
-        absent = [name for name in only[side] if name in ours]
-        known = tied_by_transformers(lacks.manifest, absent, lacks.config or a.config or b.config)
-        for name, twin in known.items():
-            pair = Pair(ours[name], twin, tied=name)
-            pairs.append(pair if side == 0 else pair.flipped)
-            notes.append(
-                f"`{name}` is tied by Transformers and not stored in {other}; compared with"
-                f" `{twin.name}`; the roots of their digests differ"
-            )
-        counted = counted_by_groups(lacks, (a, b)[side], absent)
-        if counted:
-            notes.append(
-                f"the parameter groups of {other} are at the steps of {len(counted)} parameters"
-            )
-        only[side] = [name for name in only[side] if name not in {*known, *counted}]
-    notes += [
-        f"{count} main weights of {'AB'.replace(other, '')} are compared with the weights of"
-        f" {other}, which are fp32 and have none beside them"
-        for other, count in held_against.items()
-        if count
+    turns = (both, both[::-1])
+    near = [_tied_or_main(ours, theirs, mains) for ours, theirs in turns]
+    far = [
+        _tied_or_counted_elsewhere(ours, theirs, found.alone)
+        for (ours, theirs), found in zip(turns, near, strict=True)
     ]
-    return Matched(tuple(pairs), tuple(only[0]), tuple(only[1]), tuple(notes), apart)
+    pairs += [pair for found in (*near, *far) for pair in found.pairs]
+    notes = [note for found in (*near, *far) for note in found.notes]
+    for found, (ours, theirs) in reversed([*zip(near, turns, strict=True)]):
+        if found.mains:
+            notes.append(
+                f"{found.mains} main weights of {ours.label} are compared with the weights of"
+                f" {theirs.label}, which are fp32 and have none beside them"
+            )
+    only_in_a, only_in_b = (tuple(found.alone) for found in far)
+    return Matched(tuple(pairs), only_in_a, only_in_b, tuple(notes), apart)
+
+
+@frozen
+class _Side:
+    """One of two checkpoints: what of it is compared, and what it ties and does not store."""
+
+    label: str
+    checkpoint: Checkpoint
+    logical: Mapping[str, Logical]
+    tied: Mapping[str, Logical]
+
+    @staticmethod
+    def of(label: str, checkpoint: Checkpoint, without: Collection[str]) -> _Side:
+        held = dict(checkpoint.manifest.logical.items())
+        logical = {n: x for n, x in held.items() if n not in without} if without else held
+        return _Side(label, checkpoint, logical, tied_and_absent(checkpoint.manifest))
+
+    def pair(self, ours: Logical, theirs: Logical, tied: str = "") -> Pair:
+        pair = Pair(ours, theirs, tied=tied)
+        return pair if self.label == "A" else pair.flipped
+
+
+@frozen
+class _Partners:
+    """What was found for tensors of one side that the other has no tensor of the same name for.
+
+    Those that nothing was found for are `alone`; `mains` counts the main weights that are compared with weights.
+    """
+
+    pairs: list[Pair] = field(default_factory=list)
+    alone: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    mains: int = 0
+
+
+def _tied_or_main(ours: _Side, theirs: _Side, mains: Collection[str]) -> _Partners:
+    """Partners of tensors that the other side ties to what it stores, and of main weights."""
+    found, count = _Partners(), 0
+    trains_weights = not _has_main_weights(theirs.logical)
+    for name, x in ours.logical.items():
+        if name in theirs.logical:
+            continue
+        if (twin := theirs.tied.get(name)) is not None:
+            found.pairs.append(ours.pair(x, twin, tied=name))
+            found.notes.append(
+                f"`{name}` is tied and not stored in {theirs.label}; compared with `{twin.name}`"
+            )
+            continue
+        if _is_weight_itself(ours.checkpoint.manifest, name):
+            continue
+        of = parameter_of(name) if kind_of(name) == MASTER else None
+        weight = theirs.logical.get(of) if of is not None else None
+        if weight and (of in mains or (trains_weights and _is_fp32(weight))):
+            found.pairs.append(ours.pair(x, weight))
+            count += of not in mains
+        else:
+            found.alone.append(name)
+    return replace(found, mains=count)
+
+
+def _tied_or_counted_elsewhere(ours: _Side, theirs: _Side, alone: Sequence[str]) -> _Partners:
+    """Partners of tensors that Transformers ties, and of steps that the other side's parameter groups count."""
+    found, lacks = _Partners(), theirs.checkpoint
+    config = lacks.config or ours.checkpoint.config
+    known = tied_by_transformers(lacks.manifest, alone, config)
+    for name, twin in known.items():
+        found.pairs.append(ours.pair(ours.logical[name], twin, tied=name))
+        found.notes.append(
+            f"`{name}` is tied by Transformers and not stored in {theirs.label}; compared with"
+            f" `{twin.name}`; the roots of their digests differ"
+        )
+    counted = counted_by_groups(lacks, ours.checkpoint, alone)
+    if counted:
+        found.notes.append(
+            f"the parameter groups of {theirs.label} are at the steps of {len(counted)} parameters"
+        )
+    settled = {*known, *counted}
+    found.alone.extend(name for name in alone if name not in settled)
+    return found
 
 
 def _main_weights(a: Manifest, b: Manifest) -> set[str]:
