@@ -243,3 +243,21 @@ def test_an_adapter_beside_a_model_is_left_out_with_its_configuration(
     assert {"adapter_model.safetensors", "adapter_config.json"} <= lost
     assert not list((tmp_path / "out").glob("adapter*"))
     LlamaForCausalLM.from_pretrained(tmp_path / "out")
+
+
+def test_a_model_inside_of_peft_lacks_nothing_and_is_to_be_merged_first(tmp_path: Path) -> None:
+    model = adapted()
+    run = write_dcp(tmp_path / "run", {"model": model.state_dict()})
+    base().config.save_pretrained(run)
+    assert intarsia.verify(run)
+    for to in ("hf", "torch_dist"):
+        with pytest.raises(ForeignNamesError, match=r"base_layer.*[\s\S]*merge_and_unload"):
+            intarsia.convert(run, tmp_path / "out", to=to)
+    (tmp_path / "hf").mkdir()
+    base().config.save_pretrained(tmp_path / "hf")
+    save_file(dict(model.base_model.model.state_dict()), tmp_path / "hf" / "model.safetensors")
+    assert [f.kind for f in intarsia.verify(tmp_path / "hf").faults] == ["names-foreign"]
+    again = adapted()
+    torch.nn.init.zeros_(again.base_model.model.model.layers[0].self_attn.q_proj.weight)
+    intarsia.load(run, into=again)
+    assert_same(dict(again.state_dict()), dict(model.state_dict()))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from intarsia.errors import FamilyError, UsageError
 from intarsia.family import Table, decoder, table_for
 from intarsia.family.optional_parts import missing_tower, notes_on_layers_left_out
-from intarsia.format.folder.adapters import note_on_factors
+from intarsia.format.folder.adapters import note_on_factors, refuse_inside_peft
 from intarsia.format.naming.flat_parameters import AS_SAVED, flat_parameters, refuse_flat
 from intarsia.format.registry import format_named
 from intarsia.format.request import Request
@@ -28,6 +28,7 @@ def check_feasible(src: Manifest, request: Request) -> None:
         )
     if table is None:
         return
+    refuse_inside_peft(src)
     tower = missing_tower(table, src.logical)
     if tower is not None:
         raise FamilyError(

@@ -12,6 +12,7 @@ from intarsia.checking.naming import place_of
 from intarsia.errors import FamilyError, IntarsiaError, UsageError, few
 from intarsia.family import Table, table_for
 from intarsia.format.complaint import Complaint
+from intarsia.format.folder.adapters import inside_peft, refuse_inside_peft
 from intarsia.format.naming.spelling import logical_members
 from intarsia.format.registry import format_named, read_manifest
 from intarsia.frozen import frozen_open
@@ -148,7 +149,11 @@ def read_headers(
     try:
         manifest = read_manifest(where, config, kept.append, section)
         if format_named(manifest.format).found_by_name:
+            refuse_inside_peft(manifest)
             manifest = compared_with_model(manifest, on_disk=True, complain=kept.append)
+        elif inside_peft(manifest):  # a run saves its model so
+            kept.clear()
+            manifest = read_manifest(where, NO_FAMILY, kept.append, section)
         return Headers(str(where), manifest, tuple(kept))
     except UsageError:
         raise  # a question to the user, no fault of the checkpoint's

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from intarsia.errors import UsageError
 from intarsia.format.base import Format
 from intarsia.format.hf.weight_sets import ADAPTER, stem_of_file
+from intarsia.format.naming.foreign_names import foreign_names
 from intarsia.planning.manifest import Manifest
 from intarsia.state.names import is_state
 
@@ -17,6 +18,10 @@ FACTOR = re.compile(
     r"(?P<adapter>\.(?!weight$)[^.]+)?(?:\.weight)?$"
 )
 """The name of a factor of LoRA; a model that has the adapter inside names that, too."""
+
+_BASE = ".base_layer."
+"""What PEFT puts into the name of a weight that it adapts."""
+_MERGE = "the model is inside of PEFT: load it with PEFT, merge the adapter (merge_and_unload), and save that"
 
 
 def is_adapter(src: Manifest) -> bool:
@@ -37,6 +42,19 @@ def how_to_load(src: Manifest) -> str:
     own = "" if src.format != "hf" or inside else "with PEFT's own load_adapter(), or "
     into = into if inside else "peft.get_peft_model_state_dict(model)"
     return f"it is a PEFT adapter: load the model, and the adapter {own}into={into}"
+
+
+def inside_peft(src: Manifest) -> list[str]:
+    """The weights that a family needs and that stand under the names of PEFT's layers around them."""
+    held = {name.replace(_BASE, "."): name for name in src.stored if _BASE in name}
+    return [held[x.name] for x in src.absent if x.name in held]
+
+
+def refuse_inside_peft(src: Manifest) -> None:
+    """Raise where the adapter of a whole model has not been merged, and the names are not the model's."""
+    if wrapped := inside_peft(src):
+        weights = sum(not is_state(name) for name in src.stored)
+        raise foreign_names(wrapped, f"{src.family}", src.path, step=_MERGE, of=weights)
 
 
 def refuse_adapter(src: Manifest, writer: Format) -> None:
