@@ -58,6 +58,9 @@ _PHRASES = (
 _SHORT_BYTES = 32 << 10
 """Pickles up to here are walked in less time than it takes to compile the phrases."""
 
+_MATCHED_RIGHTLY = re.match(rb"(?:ab?c)++", b"aca")[0] == b"ac"  # type: ignore[index]
+"""Whether Python goes back within what `++` repeats; before 3.11.5 it does not, and phrases would end in each other."""
+
 _EACH_GET = re.compile(rb"%b|%b|." % (_GET, _INT), re.DOTALL)
 _ATOM, _SHORT, _LONG = 0, 1, 2
 _MEMOIZED = {
@@ -112,7 +115,8 @@ class _Walk:
         self.marks: list[int] = []
         self.kinds = bytearray()
         self.memo: dict[int, int] = {}
-        self.phrase = (_fast() if len(data) > _SHORT_BYTES else _SLOW).match
+        phrases = _MATCHED_RIGHTLY and len(data) > _SHORT_BYTES
+        self.phrase = (_fast() if phrases else _SLOW).match
         self.numbered = False
         self.keys = 0
         self.left = 64 * len(data) + (1 << 20)
