@@ -419,6 +419,26 @@ def test_a_megatron_checkpoint_without_its_common_state(tmp_path: Path) -> None:
         intarsia.convert(folder, tmp_path / "out", to="hf")
 
 
+def test_a_common_file_that_is_lost_while_the_same_state_is_among_the_tensors(
+    tmp_path: Path,
+) -> None:
+    src = source(tmp_path / "hf")
+    for name in ("whole", "lost"):
+        intarsia.convert(src, tmp_path / name, to="torch_dist")
+    (file,) = (tmp_path / "lost").glob("iter_*/common.pt")
+    file.unlink()
+    for found in (
+        intarsia.verify(tmp_path / "lost").faults,
+        intarsia.verify(tmp_path / "whole", tmp_path / "lost").damaged,
+        intarsia.verify(tmp_path / "lost", tmp_path / "whole").damaged,
+    ):
+        (fault,) = found
+        assert fault.kind == "common-missing"
+        assert "common.pt is lost" in fault.text
+    intarsia.convert(tmp_path / "lost", tmp_path / "again", to="torch_dist")
+    assert intarsia.verify(tmp_path / "again", tmp_path / "whole")
+
+
 def test_layers_that_the_run_had_and_the_checkpoint_has_not(tmp_path: Path) -> None:
     """Without a configuration the stored layers would be taken for all that there are."""
     src = edit_arguments(trained(tmp_path), num_layers=64)

@@ -10,7 +10,7 @@ from intarsia.frozen import frozen
 if TYPE_CHECKING:
     from intarsia.planning.manifest import Logical
 
-ABSENT = "tensor-missing"
+ABSENT, FILE_LOST = "tensor-missing", "common-missing"
 
 
 @frozen

@@ -112,7 +112,7 @@ ALONE = (
         FaultKind("common-missing",
             "the common state of a Megatron checkpoint (common.pt) is not there: arguments, iteration, groups",
             "restore common.pt from the save",
-            row="a Megatron checkpoint without `common.pt`: arguments, iteration and parameter groups are lost"),
+            row="a Megatron checkpoint without the `common.pt` that was saved with it: arguments, iteration and parameter groups are lost, or are left only where Megatron-core up to 0.16 does not read them"),
     ),
     *_section("The scales of quantised weights",
         FaultKind("scale-missing",

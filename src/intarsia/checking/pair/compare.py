@@ -22,6 +22,7 @@ from intarsia.checkpoint import Checkpoint
 from intarsia.mesh import Box, Shape
 from intarsia.opened.padding import not_compared, trained_padding
 from intarsia.planning.manifest import Logical, Manifest
+from intarsia.planning.problem import FILE_LOST
 from intarsia.run.budget import LARGE_BYTES, Budget
 from intarsia.run.progress import Progress, after
 from intarsia.run.room import Bytes, Room, in_parts
@@ -76,6 +77,9 @@ def _not_compared(held: Manifest, other: Manifest, budget: Budget) -> Iterator[F
     """What is damaged of all that the other side has nothing to hold against."""
     yield from unmapped_faults(held, budget)
     yield from damaged_entries(held, compared=other.entries)
+    for problem in held.problems:
+        if problem.kind == FILE_LOST:
+            yield Fault(FILE_LOST, problem.tensors, held.path, problem.text)
 
 
 def _padding(x: Checkpoint, side: str, budget: Budget) -> Iterator[str]:

@@ -25,6 +25,7 @@ from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT
 from intarsia.format.torch_file.inert import Inert
 from intarsia.format.torch_file.plain import number_in
 from intarsia.format.torch_file.torch_zip import read_object
+from intarsia.planning.problem import FILE_LOST, Problem
 from intarsia.store.reading.folder import Folder
 
 RUN_CONFIG = "run_config.yaml"
@@ -43,12 +44,29 @@ def read_common(folder: Folder, metadata: Metadata) -> dict[str, Any]:
             f"{folder.root} lacks {COMMON_FILE}, and its metadata holds no `{COMMON_OBJECT}`:"
             " arguments, iteration and parameter groups are lost",
             hint=f"restore {COMMON_FILE} from the save",
-            kind="common-missing",
+            kind=FILE_LOST,
         )
     state = read_state(data, where)
     if not isinstance(state, dict):
         raise FormatError(f"the common state is not a dictionary - at {where}")
     return state
+
+
+def lost_file(folder: Folder, metadata: Metadata) -> Iterator[Problem]:
+    """The common file of a checkpoint that we wrote, which always has it, where only the same object is left."""
+    found = metadata.objects.get(COMMON_OBJECT)
+    if found is None or folder.has(COMMON_FILE):
+        return
+    if _OF_TORCH not in folder.read_small(*found.place):
+        text = (
+            f"{COMMON_FILE} is lost, which was written with this checkpoint: its state is read from"
+            f" `{COMMON_OBJECT}` in {found.file}, which Megatron-core up to 0.16 does not read"
+        )
+        yield Problem(FILE_LOST, (COMMON_OBJECT,), (COMMON_FILE,), text)
+
+
+_OF_TORCH = b"/.data/serialization_id"
+"""A member of each archive that the torch of Megatron's later versions writes, and `archive` does not."""
 
 
 def common_in(entries: Mapping[str, bytes]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from intarsia.format.megatron.common import (
     archive,
     arguments_of,
     common_in,
+    lost_file,
     read_common,
     read_run_config,
 )
@@ -89,9 +90,10 @@ class TorchDist(MegatronFormat):
             with going_on(complain, BACKEND):
                 check_backend(folder)
             metadata, sizes = open_metadata(folder, complain)
-            common, shared = {}, {}
+            common, shared, lost = {}, {}, list[Problem]()
             with going_on(complain):
                 common = read_common(folder, metadata)
+                lost += lost_file(folder, metadata)
             args = arguments_of(common) or read_run_config(folder)
             entries = _entries(folder, metadata, complain)
             with going_on(complain):
@@ -138,7 +140,7 @@ class TorchDist(MegatronFormat):
             in_memory_files={STEPS: step_bytes} if step_bytes else {},
             absent=found.absent,
             state_unclear=found.unclear,
-            problems=tuple(found.problems),
+            problems=(*found.problems, *lost),
             notes=(*settled.notes, *found.notes),
             parts=parts,
         )
