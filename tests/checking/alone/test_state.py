@@ -28,10 +28,17 @@ def without(tensors: Tensors, *ends: str) -> Tensors:
     return {n: x for n, x in tensors.items() if n[:10] != "optimizer." or not n.endswith(ends)}
 
 
+def of_adam(parameter: str) -> tuple[str, ...]:
+    return tuple(f"optimizer.{kind}.{parameter}" for kind in ("exp_avg", "exp_avg_sq", "step"))
+
+
 def test_a_parameter_without_state_amid_others_that_have_it_is_a_fault(tmp_path: Path) -> None:
     (fault,) = faults(tmp_path, without(trained(weights(1)), Q))
     assert fault.kind == "state-missing"
-    assert fault.tensors == (f"optimizer.exp_avg.{Q}",)
+    assert fault.tensors == tuple(
+        f"optimizer.{kind}.{Q}" for kind in ("exp_avg", "exp_avg_sq", "master", "step")
+    )
+    assert fault.text.startswith("4 optimizer tensors are absent")
 
 
 @pytest.mark.parametrize("flat", [False, True])
@@ -58,7 +65,7 @@ def test_state_of_a_parameter_is_missed_where_the_groups_list_it(
             {"model": weights, "optim": state, "loader": loader}, checkpoint_id=tmp_path / name
         )
         report = intarsia.verify(tmp_path / name)
-        lost = () if name == "frozen" else (f"optimizer.exp_avg.{frozen}",)
+        lost = () if name == "frozen" else of_adam(frozen)
         assert [fault.tensors for fault in report.faults] == [lost] * bool(lost)
         intarsia.convert(tmp_path / name, tmp_path / f"{name}-hf", to="hf")
         assert intarsia.verify(tmp_path / f"{name}-hf").sound is not bool(lost)
@@ -79,7 +86,7 @@ def test_groups_that_do_not_list_what_has_state_say_of_no_parameter_that_it_is_f
     state["param_groups"][0]["params"] = listed  # type: ignore[index]
     dcp.save({"model": weights, "optim": state}, checkpoint_id=tmp_path / "lost")
     (fault,) = intarsia.verify(tmp_path / "lost").faults
-    assert fault.tensors == ("optimizer.exp_avg.layers.3.weight",)
+    assert fault.tensors == of_adam("layers.3.weight")
 
 
 @pytest.mark.parametrize("frozen", [True, False])
@@ -144,7 +151,8 @@ def test_lion_keeps_one_moment_and_no_step(tmp_path: Path) -> None:
     lion = {n: x for n, x in tensors.items() if ".exp_avg_sq." not in n and ".step." not in n}
     assert not faults(tmp_path / "lion", lion)
     (fault,) = faults(tmp_path / "less", without(lion, Q))
-    assert (fault.kind, fault.tensors) == ("state-missing", (f"optimizer.exp_avg.{Q}",))
+    lost = (f"optimizer.exp_avg.{Q}", f"optimizer.master.{Q}")
+    assert (fault.kind, fault.tensors) == ("state-missing", lost)
 
 
 def factored(tensors: Tensors) -> Tensors:
@@ -188,7 +196,7 @@ def test_another_optimizer_keeps_what_its_parameters_have_in_common(
         assert (fault.kind, fault.tensors) == ("state-missing", (f"optimizer.{lost}.{Q}",))
     (fault,) = faults(tmp_path / "bare", without(tensors, Q))
     assert fault.kind == "state-missing"
-    assert {name.split(".")[1] for name in fault.tensors} <= {mean, kept}
+    assert {name.split(".")[1] for name in fault.tensors} == {mean, kept, "master", "step"}
 
 
 def test_a_second_moment_that_every_parameter_lacks_is_missed(tmp_path: Path) -> None:

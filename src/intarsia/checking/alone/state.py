@@ -47,14 +47,12 @@ def missing_state(manifest: Manifest, known: Collection[str] = ()) -> Iterator[F
     another = not every.issubset(_OF_ADAM)
     moments = () if another else _kept(set().union(*moving.values()))
     moving = held if another else moving
-    first = of_kind(next(kind for kind in _MOMENTS if kind in every))
+    bare = [*_bare_experts(manifest, moving), *_bare_parameters(manifest, moving)]
     lost = [
         *(of_kind(kind)(of) for of, kinds in moving.items() for kind in moments
           if kind not in kinds),
         *_without_a_part(manifest, moving, sorted(every) if another else (MASTER, STEP)),
-        *map(first, _stepped(
-            manifest, moving, [*_bare_experts(manifest, moving), *_bare_parameters(manifest, moving)]
-        )),
+        *_state_of_like(moving, _stepped(manifest, moving, bare)),
     ]  # fmt: skip
     lost = [name for name in lost if name not in known and parameter_of(name) not in known]
     if lost:
@@ -116,6 +114,15 @@ def _bare_parameters(manifest: Manifest, held: Mapping[str, set[str]]) -> Iterat
     bare = [name for name, _ in dense if name not in held]
     if bare and _FEW * len(bare) <= len(dense):
         yield from bare
+
+
+def _state_of_like(held: Mapping[str, set[str]], names: Sequence[str]) -> Iterator[str]:
+    """The state that parameters without any lack: what each of their like has."""
+    common: dict[str, set[str]] = {}
+    for of, kinds in held.items():
+        common.setdefault(place_of(of).template, set(kinds)).intersection_update(kinds)
+    for name in names:
+        yield from (of_kind(kind)(name) for kind in sorted(common[place_of(name).template]))
 
 
 def _stepped(manifest: Manifest, held: Collection[str], names: Sequence[str]) -> Sequence[str]:
