@@ -204,6 +204,7 @@ def _notes(
     manifest: Manifest, headers: Headers, found: Sequence[ItemStats], faults: Sequence[Fault]
 ) -> Iterator[str]:
     yield from manifest.notes
+    yield from (x.text.partition("\n")[0] for x in manifest.problems if not x.kind)
     yield from headers.notes()
     yield from notes_on_layers_left_out(table_for(manifest.config), manifest.logical)
     yield from unread_sections(manifest.inventory)

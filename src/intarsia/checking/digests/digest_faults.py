@@ -21,6 +21,7 @@ from intarsia.errors import CoverageError, FormatError, IntarsiaError, few
 from intarsia.format.folder.side_files import DIGESTS
 from intarsia.format.registry import format_named
 from intarsia.planning.manifest import Manifest
+from intarsia.planning.problem import FILE_LOST
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress
 from intarsia.run.sums.hashing import Sum, merged_sums
@@ -58,7 +59,8 @@ def object_faults(manifest: Manifest, budget: Budget) -> Iterator[Fault]:
         held = objects_of(manifest, budget)
         if expected.own is not None:
             held = {n: x for n, x in held.items() if n in expected.objects}
-        known = {name for problem in manifest.problems for name in problem.tensors}
+        lost = [problem for problem in manifest.problems if problem.kind == FILE_LOST]
+        known = {name for problem in lost for name in problem.tensors}
         asked = {n: x for n, x in expected.objects.items() if n not in known}
         wrong = mismatches(asked, {n: x for n, x in held.items() if n not in known})
     except (FormatError, CoverageError):

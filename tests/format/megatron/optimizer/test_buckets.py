@@ -402,7 +402,8 @@ def test_what_does_not_fit_is_refused() -> None:
     disk = Disk()
     disk.save(GROUP.format(0, 0), [source.local(n, 0) for n in FIRST + LAST])
     with pytest.raises(
-        FormatError, match=r"no orders of .* parameters fit(.|\n)*frozen parameters"
+        FormatError,
+        match=r"no orders of .* buffers \(tp=1 etp=1 ep=1 pp=1\)(.|\n)*frozen parameters",
     ):
         disk.read(list(source.stored.values()))
 

@@ -411,6 +411,9 @@ def test_state_that_megatron_gathered_into_objects_is_dropped_or_refused(tmp_pat
     gathered = {0: {"(torch.bfloat16, torch.float32)": held}}, "in one object"
     where = by_hand(tmp_path / "hand", stored | {name: gathered})
     assert name in intarsia.inspect(where).problems[0]
+    (note,) = [n for n in intarsia.verify(where).notes if n.startswith("optimizer state stays")]
+    assert name in note
+    assert "\n" not in note
     for to in ("hf", "torch_dist"):
         with pytest.raises(FormatError, match=r"dp_zero_gather_scatter.*\n.*--optimizer drop"):
             intarsia.convert(where, tmp_path / f"to_{to}", to=to)

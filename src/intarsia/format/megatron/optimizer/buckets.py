@@ -145,6 +145,9 @@ class RankGrid:
     pp: int
     chunks: int
 
+    def __str__(self) -> str:
+        return f"tp={self.tp} etp={self.etp} ep={self.ep} pp={self.pp}"
+
     @property
     def size(self) -> int:
         return self.tp * self.ep * self.pp
@@ -168,9 +171,9 @@ def _read(
             )
             fits[order] = placed
     if len(fits) != 1:
+        orders = f"{len(fits) or 'no'} orders of {len(rows):,} parameters"
         raise FormatError(
-            f"{where}: {len(fits) or 'no'} orders of {len(rows):,} parameters fit the optimizer's"
-            f" {len(buffers)} buffers ({grid})",
+            f"{where}: {orders} fit the optimizer's {len(buffers)} buffers ({grid})",
             hint=_HINT if fits else f"{_FROZEN}; {_HINT}",
         )
     for buckets, rank, entries in next(iter(fits.values())):
@@ -293,5 +296,5 @@ def _stored(
                 for c in record.chunks
                 if start <= c.box.offsets[0] < start + size
             )
-            rest = state.rule, record.name, state.value
-            yield copied, Stored(f"{state.name}@{rank}", record.dtype, state.layout, chunks, *rest)
+            said = record.dtype, state.layout, chunks, state.rule, record.name, state.value
+            yield copied, Stored(f"{state.name}@{rank}", *said)
