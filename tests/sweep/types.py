@@ -23,6 +23,8 @@ MORE_KINDS = {
     "speech": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
 }
 """What else is made of the types: reward models, encoders, translators."""
+MOST_PARAMETERS = 1 << 31
+"""Of a model that can be built and run in a minute or two."""
 
 
 @dataclass(frozen=True, order=True)
@@ -61,9 +63,18 @@ def class_of(type_: Type) -> Any:
     return getattr(transformers, name)
 
 
+def _check_tiny(kind: Any, config: Any) -> None:
+    """Raise where no model can be built, or one whose parts have sizes that no rule made small."""
+    import torch
+
+    with torch.device("meta"):
+        count = sum(param.numel() for param in kind(config).parameters())
+    if count > MOST_PARAMETERS:
+        raise CannotBuildError(f"its smallest configuration has {count:,} parameters")
+
+
 def tiny_config(type_: Type) -> Any:
     """A small configuration of which a model can be built."""
-    import torch
     from transformers import AutoConfig
 
     if type_.seed is not None:
@@ -77,8 +88,7 @@ def tiny_config(type_: Type) -> Any:
         fields = {k: v for k, v in given.items() if k != "model_type"}
         try:
             config = _fitting(AutoConfig.for_model(type_.name, **fields), kind)
-            with torch.device("meta"):
-                kind(config)
+            _check_tiny(kind, config)
             return config
         except Exception as error:
             first = first or error
@@ -87,14 +97,11 @@ def tiny_config(type_: Type) -> Any:
 
 def _variant(type_: Type, random: Random) -> Any:
     """The first of random variants of which a model can be built."""
-    import torch
-
     kind, tiny = class_of(type_), tiny_config(Type(type_.name, type_.kind))
     for given in variants(tiny.to_dict(), random):
         try:
             config = type(tiny).from_dict(given)
-            with torch.device("meta"):
-                kind(config)
+            _check_tiny(kind, config)
             return config
         except Exception:
             continue
