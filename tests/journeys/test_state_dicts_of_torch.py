@@ -96,6 +96,27 @@ def test_state_goes_through_megatrons_formats(
     goes_on(tmp_path / "out", losses)
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "formats"),
+    [("step", 3, ("fsdp_dtensor",)), ("beta", 0.5, ("fsdp_dtensor", "torch_dist"))],
+)
+@pytest.mark.parametrize("saver", [accelerates, pair])
+def test_plans_refuse_state_in_plain_values_where_megatron_has_none(
+    tmp_path: Path, saver: Callable[..., Any], kind: str, value: float, formats: tuple[str, ...]
+) -> None:
+    model, optimizer = trained()
+    saved = saver(model, optimizer)
+    for state in next(saved[key] for key in saved if key.startswith("opt"))["state"].values():
+        state[kind] = value
+    src = write_dcp(tmp_path / "src", saved)
+    config = model.config.to_dict()
+    for to in formats:
+        with pytest.raises(UsageError, match=rf"{kind}` of .* that {to} cannot hold"):
+            intarsia.plan(src, to=to, config=config)
+        intarsia.convert(src, tmp_path / to, to=to, config=config, optimizer="drop")
+    assert intarsia.plan(src, to="hf", config=config).proven
+
+
 def test_transformers_loads_what_was_written_from_the_tutorials_checkpoint(tmp_path: Path) -> None:
     model, optimizer = trained()
     src = write_dcp(tmp_path / "src", tutorial(model, optimizer))

@@ -39,6 +39,8 @@ class MegatronFormat(Archives):
     one_below = True
     pads_vocabulary = True
     keeps_arguments = True
+    kinds_of_values: tuple[str, ...] = ()
+    """Kinds of a parameter's state that may be plain values, beside the tensors."""
 
     def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
         if chunk.file == STEPS:
@@ -85,7 +87,8 @@ class MegatronFormat(Archives):
             )
 
     def check_state(self, src: Manifest) -> None:
-        """Raise where some of the parameters that were trained lack the main weight or step that others have."""
+        """Raise where a parameter's state is a value, or some lack the main weight or step that others have."""
+        self._check_values(src)
         held: dict[str, set[str]] = {}
         for name in state_among(src.logical):
             if state := StateName.of(name):
@@ -102,6 +105,20 @@ class MegatronFormat(Archives):
                     f"{len(lost)} of {len(trained)} parameters with optimizer state have no {what}, the"
                     f" other {len(having)} have one: {few(lost, 4)} - at {src.path}",
                     hint="use a checkpoint that has all of them, or only the weights with --optimizer drop",
+                )
+
+    def _check_values(self, src: Manifest) -> None:
+        """Raise where state of a parameter is a value: under the parameter's name here, Megatron finds no such."""
+        for name in src.entries:
+            state = StateName.of_torch(name)
+            if state is None or state.kind in self.kinds_of_values or src.format == self.name:
+                continue
+            of = state.parameter
+            if of.isdecimal() or of in src.logical or of in src.stored:
+                raise UsageError(
+                    f"`{name}` of {src.path} is optimizer state that {self.name} cannot hold: a value, no tensor",
+                    hint="convert to dcp or hf, which keep it; or load it into the model and an optimizer of"
+                    " torch and save these, where steps are tensors; or leave it out with --optimizer drop",
                 )
 
     def remarks(self, src: Manifest, request: Request) -> Iterator[str]:

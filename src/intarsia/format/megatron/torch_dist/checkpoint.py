@@ -73,6 +73,7 @@ class TorchDist(MegatronFormat):
     name = "torch_dist"
     carries_anything = False
     takes_rates = True
+    kinds_of_values = (STEP,)
 
     def detect(self, path: PurePath) -> bool:
         return looks_like_megatron(path)
