@@ -75,3 +75,41 @@ def test_files_that_differ_altogether_are_two_trainings_and_no_stale_ranks(
     found = intarsia.verify(*folders)
     assert {f.kind for f in found.faults} == {"unexplained"}
     assert "intarsia diff" in found.faults[0].next
+
+
+def layers(seed: int, norm: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Four layers of a matrix and a norm in fp32."""
+    draw = torch.Generator().manual_seed(seed)
+    matrix = {NORM.format(k).replace("norm", x): torch.randn(16, 16, generator=draw) for k in range(4) for x in ("up_proj", "down_proj")}  # fmt: skip
+    return matrix | {NORM.format(k): norm.roll(5 * k) for k in range(4)}
+
+
+def near_one(scale: float) -> torch.Tensor:
+    return 1 + scale * torch.rand(64, generator=torch.Generator().manual_seed(9))
+
+
+def test_norms_of_one_are_no_rounded_norms(tmp_path: Path) -> None:
+    """What lies near one rounds to one, and a model that was never trained has ones."""
+    trained, fresh = layers(1, near_one(0.002)), layers(2, torch.ones(64))
+    mixed = {n: (fresh if ".2." in n else trained)[n] for n in trained}
+    a, b = (write_hf(tmp_path / n, x, None) for n, x in (("a", trained), ("b", mixed)))
+    found = {f.kind: f for f in intarsia.verify(a, b).faults}
+    assert found.keys() == {"constant", "rank-stale"}
+    assert found["constant"].tensors == (NORM.format(2),)
+    assert "every element of B is 1" in found["constant"].text
+    assert "every matrix of layer 2 differs" in found["rank-stale"].text
+
+
+@pytest.mark.parametrize("few", [False, True])
+def test_norms_that_were_rounded_to_one_beside_rounded_matrices_are_rounded(
+    tmp_path: Path, few: bool
+) -> None:
+    norm = near_one(0.002)
+    if few:
+        norm[torch.randperm(64, generator=torch.Generator().manual_seed(3))[:40]] = 1
+    fine = layers(1, norm)
+    rough = {n: x.bfloat16().float() for n, x in fine.items()}
+    for left, right in ((fine, rough), (rough, fine)):
+        a, b = (write_hf(tmp_path / f"{len(left)}{x is fine}", x, None) for x in (left, right))
+        (fault,) = intarsia.verify(a, b).faults
+        assert (fault.kind, len(fault.tensors)) == ("rounded", 12)

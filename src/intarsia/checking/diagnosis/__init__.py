@@ -17,7 +17,13 @@ from intarsia.checking.diagnosis.hypotheses.compound import also_changed
 from intarsia.checking.diagnosis.hypotheses.faults_of_moves import MOVED, text_of_move
 from intarsia.checking.diagnosis.hypotheses.groups import RelatedTensors
 from intarsia.checking.diagnosis.hypotheses.moves import find_moves, is_table
-from intarsia.checking.diagnosis.search import explain_difference, unexplained, with_place
+from intarsia.checking.diagnosis.hypotheses.values import ROUNDED
+from intarsia.checking.diagnosis.search import (
+    explain_difference,
+    rounded_as_others,
+    unexplained,
+    with_place,
+)
 from intarsia.checking.diagnosis.summary import missing, not_comparable, summarise
 from intarsia.checking.diagnosis.where.chunks import whereabouts_of
 from intarsia.checking.diagnosis.where.pages import damaged_pages
@@ -88,6 +94,10 @@ def diagnose(
     )
     left = [u for u in unequal if u.pair not in found]
     found |= _searched(left, open_, related, other, budget, progress)
+    rounded = {f.fault for f in found.values() if f.kind == ROUNDED}
+    for u in left:
+        if rounded and found[u.pair].kind != ROUNDED:
+            found[u.pair] = rounded_as_others(open_[u.pair], rounded) or found[u.pair]
     findings = tuple(found[u.pair] for u in unequal)
     faults = (
         *missing("B", matched.only_in_a, b.manifest.logical),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from itertools import chain
 from math import prod
@@ -10,7 +11,7 @@ from intarsia.checking.diagnosis.evidence import SMALL, Evidence
 from intarsia.checking.diagnosis.finding import NOT_KNOWN, NOTHING, UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.hypotheses.compound import in_two_steps, resembles
 from intarsia.checking.diagnosis.hypotheses.groups import RelatedTensors
-from intarsia.checking.diagnosis.hypotheses.values import CONSTANT, value_hypotheses
+from intarsia.checking.diagnosis.hypotheses.values import CONSTANT, roundings, value_hypotheses
 from intarsia.checking.diagnosis.hypothesis import ENOUGH, Hypothesis, Score, Shuffle
 from intarsia.checking.diagnosis.rearranged.matching import row_hypotheses
 from intarsia.checking.diagnosis.rearranged.order import ANY_ORDER
@@ -84,6 +85,14 @@ def _weighed(e: Evidence, tried: Tried, likely: list[Hypothesis]) -> Finding:
     if best and best[0].explained - best[0].denied >= max(ENOUGH, best[0].differing // 2):
         return _found(e, best[1], best[0], "; the rest is unexplained")
     return unexplained(e, where, NOT_KNOWN)
+
+
+def rounded_as_others(e: Evidence, others: Collection[str]) -> Finding | None:
+    """That a tensor was rounded to one number, which it alone does not show, where it was rounded as `others` say."""
+    for h in roundings(e, to_one_number=True):
+        if h.text in others and e.on_sample(h).holds and (score := e.on_all(h)).holds:
+            return _found(e, h, score)
+    return None
 
 
 def unexplained(e: Evidence, where: Whereabouts, why: str) -> Finding:

@@ -160,7 +160,7 @@ def _lost_ranks(
             group = [f for f in wrong if f.tensor in inside]
             matrices = {n for n in inside if len(logical[n].shape) > 1}
             full = len(matrices) > 1 and matrices <= {f.tensor for f in group}
-            elsewhere = like.keys() & unequal - {f.tensor for f in group}
+            elsewhere = like.keys() & unequal - inside
             if not full or elsewhere or not _is_a_rank_s(held, 1 + max(like.values())):
                 continue
             content = "stale" if kind == UNEXPLAINED else kind

@@ -34,7 +34,7 @@ LEAST = 16
 """Differing elements, of several values, that a factor or a constant must explain."""
 
 
-CONSTANT = "constant"
+CONSTANT, ROUNDED = "constant", "rounded"
 MADE_ANEW = 0.8
 """The share of a tensor that differs where all of it was initialised again."""
 
@@ -56,23 +56,28 @@ def value_hypotheses(e: Evidence) -> Iterator[Hypothesis]:
     text = f"{left} is NaN where {right} has a number"
     yield Hypothesis("nan", text, lambda w: _nan_in(w.u, w.v, w), side=left)
     if a == b:
+        yield from roundings(e)
         ways = ((f"{right} is {left}", False), (f"{left} is {right}", True))
-        for name in NARROW:
-            narrow = BY_NAME[name]
-            if name != a.name and narrow.itemsize <= a.itemsize:
-                for text, flip in ways:
-                    rounds = partial(_rounded, narrow, flip)
-                    yield Hypothesis("rounded", f"{text} rounded to {name}", rounds, text)
         for by, how in ((-1.0, "less one"), (1.0, "plus one")):
             for text, flip in ways:
                 there = f"{text} rounded {how}, and back: a norm that was centred on another value"
-                yield Hypothesis("rounded", there, partial(_recentred, by, flip), text)
+                yield Hypothesis(ROUNDED, there, partial(_recentred, by, flip), text)
     yield from _constant(e)
     yield Hypothesis("signs-flipped", "signs flipped", lambda w: w.v == -w.u)
     yield from _flipped(a == b)
     step = max(STEP.get(a.name, 0.0), STEP.get(b.name, 0.0)) or 0.13
     yield from _estimated(e, step)
     yield from scale_hypotheses(e, step)
+
+
+def roundings(e: Evidence, *, to_one_number: bool = False) -> Iterator[Hypothesis]:
+    """One side rounded; `to_one_number` also where all numbers became one, as those of a norm near 1 do."""
+    own = e.pair.a.dtype
+    for narrow in map(BY_NAME.__getitem__, NARROW):
+        if narrow != own and own == e.pair.b.dtype and narrow.itemsize <= own.itemsize:
+            for flip, (rough, fine) in enumerate(((e.right, e.left), (e.left, e.right))):
+                text, predict = f"{rough} is {fine}", partial(_rounded, narrow, flip, to_one_number)
+                yield Hypothesis(ROUNDED, f"{text} rounded to {narrow.name}", predict, text)
 
 
 def _flipped(alike: bool) -> Iterator[Hypothesis]:
@@ -181,10 +186,13 @@ def _one_bit(w: BitsOfPair) -> Mask:
     return np.asarray((both & (both - both.dtype.type(1))) == 0)
 
 
-def _rounded(narrow: DType, flip: bool, w: BitsOfPair) -> Mask:
-    """Where one side is the other rounded; zeros alone, which any small number rounds to, tell nothing."""
+def _rounded(narrow: DType, flip: int, to_one_number: bool, w: BitsOfPair) -> Mask:
+    """Where one side is the other rounded; zeros alone, or one number for several, may have come there otherwise."""
     fine, rough = (w.y, w.x) if flip else (w.x, w.y)
-    if not (w.u if flip else w.v)[w.unequal].any():
+    if not np.count_nonzero((w.u if flip else w.v)[w.unequal]):
+        return ~w.unequal
+    alike = [bool((x[w.unequal] == x[w.unequal][0]).all()) for x in (rough, fine)]
+    if alike == [True, False] and not to_one_number:
         return ~w.unequal
     return np.asarray(cast(cast(fine, w.a, narrow), narrow, w.a) == rough)
 
