@@ -141,6 +141,17 @@ def test_prediction_layers_that_are_not_stored_are_reported(to: str, tmp_path: P
     assert not [n for n in intarsia.plan(whole, to=to).notes if "nothing of it is stored" in n]
 
 
+def test_a_configuration_that_has_no_word_on_prediction_layers_does_not_describe_them(
+    tmp_path: Path,
+) -> None:
+    config = CASES["qwen3_next"]
+    held = {n: x for n, x in weights(config).items() if not n.startswith("mtp.")}
+    src = write_hf(tmp_path / "hf", held, config, 1)
+    note = "a qwen3_next may have mtp; nothing of it is stored, which is allowed"
+    assert note in intarsia.plan(src, to="dcp").notes
+    assert note in intarsia.verify(src).notes
+
+
 @pytest.mark.parametrize("to", ["torch_dist", "fsdp_dtensor"])
 def test_what_the_hub_repeats_in_prediction_layers_is_left_out_if_it_is_equal(
     to: str, tmp_path: Path

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from intarsia.family.table import Table
 from intarsia.state.names import is_state
 
+_QWENS = "mtp"
 _TOWERS = ("vision_config", "audio_config")
 _LAYER = re.compile(r"^.*?layers\.\d+\.")
 
@@ -18,17 +19,20 @@ def optional_layers(table: Table) -> dict[str, list[str]]:
     for name in table.logical:
         if name in table.optional and name not in table.tied and name != table.head:
             layer = _LAYER.match(name)
-            at = "mtp" if name.startswith("mtp.") else layer[0] if layer else name
+            at = _QWENS if name.startswith("mtp.") else layer[0] if layer else name
             found.setdefault(at, []).append(name)
     return found
 
 
 def notes_on_layers_left_out(table: Table | None, held: Collection[str]) -> Iterator[str]:
     """A note for each layer that is left out whole, as it may be."""
-    for layer, names in optional_layers(table).items() if table else ():
+    if table is None:
+        return
+    for layer, names in optional_layers(table).items():
         if not any(name in held for name in names):
-            at = layer.rstrip(".")
-            yield f"the configuration describes {at}; nothing of it is stored, which is allowed"
+            # Qwen's configurations have no word on theirs.
+            who = f"a {table.family} may have" if layer == _QWENS else "the configuration describes"
+            yield f"{who} {layer.rstrip('.')}; nothing of it is stored, which is allowed"
 
 
 def must_be_there(table: Table, held: Collection[str]) -> list[str]:
