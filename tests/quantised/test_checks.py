@@ -50,6 +50,14 @@ def test_scales_that_are_no_numbers_or_zero_are_faults(
     assert faults_of(tmp_path / "dcp") == [(kind, (SCALE,))]
 
 
+def test_a_scale_of_activations_is_said_to_scale_these(tmp_path: Path) -> None:
+    tensors, config = quantised()
+    for value, end in ((0.0, "all zero"), (float("nan"), "NaN or infinite")):
+        scale = {Q.replace("weight", "input_scale"): torch.tensor([value])}
+        (fault,) = intarsia.verify(write_hf(tmp_path / end, tensors | scale, config)).faults
+        assert f"{end}: so is every activation" in fault.text
+
+
 def test_one_nan_among_scales_is_found_in_every_element_type(tmp_path: Path) -> None:
     tensors, config = quantised()
     tensors[SCALE].view(-1)[3] = float("nan")

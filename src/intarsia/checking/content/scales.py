@@ -91,13 +91,14 @@ def scale_faults(found: Sequence[ItemStats], quantised: QuantisedWeights) -> Ite
         exponents = held.dtype.name == "U8" and held.word in _EXPONENTS
         count = stats.not_finite.count or int(exponents and stats.most == _NAN_EXPONENT)
         is_zero = stats.most == 0 or any(p.zero for p in stats.matrices)
+        scaled = "activation" if held.role is PartRole.ACTIVATION else "weight"
         if count:
             what = f"{count:,} of {stored.layout.size:,} elements" if not exponents else "elements"
             text = f"{what} of `{stored.name}` are NaN or infinite"
-            text += ": so is every weight that they scale"
+            text += f": so is every {scaled} that they scale"
             yield Fault("scale-nan", (stored.name,), stats.item.files, text, count)
         elif (held.dtype.floating or exponents) and not stats.lost and is_zero:
-            text = f"`{stored.name}` is all zero: so is every weight that it scales"
+            text = f"`{stored.name}` is all zero: so is every {scaled} that it scales"
             yield Fault("scale-zero", (stored.name,), stats.item.files, text, stored.layout.size)
 
 
