@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import io
 import json
 import pickle
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -184,6 +186,20 @@ def test_the_step_for_weights_of_transformers_in_a_pickle_works(tmp_path: Path) 
     LlamaForCausalLM.from_pretrained(tmp_path / "old").save_pretrained(tmp_path / "OUT")
     assert_same(load_file(tmp_path / "OUT" / "model.safetensors"), dict(net.state_dict()))
     intarsia.open(tmp_path / "OUT")
+
+
+def test_the_step_for_weights_in_several_pickles_works(tmp_path: Path) -> None:
+    for k, (name, x) in enumerate(STATE.items()):
+        torch.save({name: x}, tmp_path / f"pytorch_model-{k + 1:05}-of-00002.bin")
+    (tmp_path / "pytorch_model.bin.index.json").write_text("{}")
+    for path in (tmp_path, next(tmp_path.glob("*-of-*.bin"))):
+        with pytest.raises(FormatError, match="several pickles, each with a part") as caught:
+            intarsia.open(path)
+        code = str(caught.value.hint).removesuffix(" puts them together")
+        code = code.replace('"OUT"', repr(str(tmp_path / "OUT")))
+        eval(code, {"glob": glob, "torch": torch, "intarsia": intarsia})
+        assert_same(read_dcp(tmp_path / "OUT"), STATE)
+        shutil.rmtree(tmp_path / "OUT")
 
 
 @pytest.mark.parametrize("files", [1, 2])

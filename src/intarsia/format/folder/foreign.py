@@ -44,6 +44,11 @@ PICKLED_WEIGHTS = Foreign(
     'intarsia.save("OUT", torch.load("{path}/FILE", weights_only=True)), where FILE is the .bin file'
     ' of the weights; with the optimizer\'s, {{"model": torch.load(…), "optimizer": torch.load(…)}}',
 )
+PICKLED_SHARDS = Foreign(
+    "weights in several pickles, each with a part of the model",
+    'intarsia.save("OUT", {{name: x for file in glob.glob("{folder}/*-of-*.bin") for name, x in'
+    " torch.load(file, weights_only=True).items()}}) puts them together",
+)
 TORCH_PICKLE = Foreign(
     "a pickle that torch.save wrote",
     _TORCH_LOAD + ") makes a checkpoint of a file that holds a state dict; of one section of a"
@@ -168,6 +173,7 @@ _BY_NAMES = (
 )  # fmt: skip
 """File names that one framework alone writes."""
 
+_SHARD = re.compile(r"pytorch_model-\d+-of-\d+\.bin")
 _PICKLED = (PICKLED_MODEL, PICKLED_WEIGHTS)
 _BY_FOLDER = (ZERO, DEEPSPEED, DEEPSPEED_PARTS)
 """Kinds that a file alone does not tell: what lies beside it does."""
@@ -214,7 +220,7 @@ def _of_names(folder: PurePath, names: Iterable[str]) -> Foreign | None:
     for pattern, kind in _BY_NAMES:
         if any(re.fullmatch(pattern, name) for name in present):
             if kind is PICKLED_MODEL and "config.json" not in present:
-                return PICKLED_WEIGHTS
+                return PICKLED_SHARDS if any(map(_SHARD.fullmatch, present)) else PICKLED_WEIGHTS
             return kind
     if ".metadata" not in present and any(n.endswith(".distcp") for n in present):
         return NO_METADATA
@@ -231,6 +237,8 @@ def _of_file(path: PurePath) -> Foreign | None:
         if kind not in _PICKLED and re.fullmatch(pattern, path.name):
             beside = [p.name for p in names_like(path.parent)] if kind in _BY_FOLDER else []
             return _of_names(path.parent, beside or [path.name])
+    if _SHARD.fullmatch(path.name):
+        return PICKLED_SHARDS
     if stem_of_index(path.name):
         return INDEX
     if path.suffix == ".distcp":
