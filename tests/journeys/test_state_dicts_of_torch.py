@@ -117,6 +117,25 @@ def test_plans_refuse_state_in_plain_values_where_megatron_has_none(
     assert intarsia.plan(src, to="hf", config=config).proven
 
 
+@pytest.mark.parametrize("saver", [accelerates, pair])
+def test_steps_in_plain_numbers_equal_those_that_megatron_counts(
+    tmp_path: Path, saver: Callable[..., Any]
+) -> None:
+    model, optimizer = trained()
+    saved, config = saver(model, optimizer), model.config.to_dict()
+    states = next(saved[key] for key in saved if key.startswith("opt"))["state"].values()
+    for state in states:
+        state["step"] = int(state["step"])
+    src = write_dcp(tmp_path / "src", saved)
+    intarsia.convert(src, tmp_path / "made", to="torch_dist", config=config)
+    found = intarsia.verify(src, tmp_path / "made", config=config)
+    assert found, found
+    for state in states:
+        state["step"] += 1
+    other = write_dcp(tmp_path / "other", saved)
+    assert not intarsia.verify(other, tmp_path / "made", config=config)
+
+
 def test_transformers_loads_what_was_written_from_the_tutorials_checkpoint(tmp_path: Path) -> None:
     model, optimizer = trained()
     src = write_dcp(tmp_path / "src", tutorial(model, optimizer))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 
-from intarsia.checking.pair.group_steps import counted_by_groups
 from intarsia.checking.pair.quantised_differently import QuantisedDifferently, quantised_differently
+from intarsia.checking.pair.steps_in_numbers import steps_in_numbers
 from intarsia.checking.pair.ties import tied_and_absent, tied_by_transformers
 from intarsia.checkpoint import Checkpoint
 from intarsia.family import table_for
@@ -152,7 +152,7 @@ def _tied_or_main(ours: _Side, theirs: _Side, mains: Collection[str]) -> _Partne
 
 
 def _tied_or_counted_elsewhere(ours: _Side, theirs: _Side, alone: Sequence[str]) -> _Partners:
-    """Partners of tensors that Transformers ties, and of steps that the other side's parameter groups count."""
+    """Partners of tensors that Transformers ties, and of steps that are plain numbers there."""
     found, lacks = _Partners(), theirs.checkpoint
     config = lacks.config or ours.checkpoint.config
     known = tied_by_transformers(lacks.manifest, alone, config)
@@ -162,10 +162,10 @@ def _tied_or_counted_elsewhere(ours: _Side, theirs: _Side, alone: Sequence[str])
             f"`{name}` is tied by Transformers and not stored in {theirs.label}; compared with"
             f" `{twin.name}`; the roots of their digests differ"
         )
-    counted = counted_by_groups(lacks, ours.checkpoint, alone)
+    counted = steps_in_numbers(lacks, ours.checkpoint, alone)
     if counted:
         found.notes.append(
-            f"the parameter groups of {theirs.label} are at the steps of {len(counted)} parameters"
+            f"the steps of {len(counted)} parameters are plain numbers in {theirs.label}, the same ones"
         )
     settled = {*known, *counted}
     found.alone.extend(name for name in alone if name not in settled)
