@@ -194,7 +194,12 @@ def test_a_signal_that_ends_a_command_is_said_and_is_its_status(
 
     out = tmp_path / "out"
     monkeypatch.setattr("intarsia.api.verify", stopped)
-    assert cli("verify", src) == (128 + number, "", f"intarsia: {word}\n")
+    # A shell that runs the tests in the background has them ignore an interrupt.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert cli("verify", src) == (128 + number, "", f"intarsia: {word}\n")
+    finally:
+        signal.signal(signal.SIGINT, before)
     monkeypatch.setattr("intarsia.conversion.running._attest", stopped)
     answer = cli("convert", src, out, "--to", "dcp")
     assert answer.status == 128 + number
@@ -239,7 +244,12 @@ def test_a_signal_that_turns_into_another_error_is_a_signal_all_the_same(
         raise ImportError("this is unlikely to be an issue of NumPy's")
 
     monkeypatch.setattr("intarsia.api.verify", stopped)
-    assert cli("verify", src) == (128 + number, "", f"intarsia: {word}\n")
+    # A shell that runs the tests in the background has them ignore an interrupt.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert cli("verify", src) == (128 + number, "", f"intarsia: {word}\n")
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_two_signals_at_one_moment_end_a_command_once(src: Path, monkeypatch) -> None:

@@ -138,9 +138,16 @@ def logits(model: GPTModel, ids: torch.Tensor, pp: int) -> torch.Tensor | None:
     return out
 
 
+def meet() -> None:
+    """Join the other ranks at the file that all were told: a port that was free may be taken meanwhile."""
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    where = f"file://{os.environ['MEETING_FILE']}"
+    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=ranks)
+
+
 def main(checkpoint: str, config: str, ids: str, out: str, *sizes: str) -> None:
     tp, pp, ep = map(int, sizes)
-    dist.init_process_group("gloo")
+    meet()
     parallel_state.initialize_model_parallel(
         tp, pp, expert_model_parallel_size=ep, expert_tensor_parallel_size=1
     )
@@ -157,5 +164,4 @@ def main(checkpoint: str, config: str, ids: str, out: str, *sizes: str) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     main(*sys.argv[1:])

@@ -24,7 +24,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import ChainedOptimizer
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
-from tests.parity.megatron_logits import build, load
+from tests.parity.megatron_logits import build, load, meet
 
 
 def fill(optimizer: DistributedOptimizer) -> None:
@@ -41,7 +41,7 @@ def fill(optimizer: DistributedOptimizer) -> None:
 
 def begin(config: str, tp: int, pp: int, ep: int) -> GPTModel:
     """This rank's part of a model in bfloat16, on a mesh of real processes."""
-    dist.init_process_group("gloo")
+    meet()
     parallel_state.initialize_model_parallel(
         tp, pp, expert_model_parallel_size=ep, expert_tensor_parallel_size=1
     )

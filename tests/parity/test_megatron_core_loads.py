@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,31 +68,28 @@ def make(folder: Path, kind: str, dtype: torch.dtype = torch.float32, **changes:
 
 def launch(module: str, ranks: int, *words: object) -> None:
     """Run a module once per rank and wait for all of them."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    shared = {
-        "WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "PYTHONWARNINGS": "ignore",
-    }
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, words)],
-            env=environment(**shared) | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        said = [process.communicate(timeout=280)[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
+    with tempfile.TemporaryDirectory() as folder:
+        shared = {
+            "WORLD_SIZE": str(ranks),
+            "MEETING_FILE": f"{folder}/meeting",
+            "PYTHONWARNINGS": "ignore",
+        }
+        running = [
+            subprocess.Popen(
+                [sys.executable, "-m", module, *map(str, words)],
+                env=environment(**shared) | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(ranks)
+        ]
+        try:
+            said = [process.communicate(timeout=280)[0] for process in running]
+        finally:
+            for process in running:
+                process.kill()
     failed = [text for process, text in zip(running, said, strict=True) if process.returncode]
     assert not failed, failed[0][-3000:]
 
