@@ -32,14 +32,20 @@ _LFS = b"version https://git-lfs"
 
 @frozen
 class WeightFiles:
-    """The files of one set; with an index, its name, the tensors that each file must hold, and their bytes."""
+    """The files of one set; with an index, its name, the tensors that each file must hold, and their bytes; else the name of one that loaders miss."""
 
     held: Mapping[str, list[str] | None]
     index: str = ""
     total_bytes: int | None = None
+    index_absent: str = ""
 
     def notes(self, found: Mapping[str, WholeTensor]) -> Iterator[str]:
-        """That the index counts other bytes than its tensors have, which no loader asks: it may be another's."""
+        """What keeps a loader from these files, or makes the index another's, though every tensor is here."""
+        if self.index_absent:
+            yield (
+                f"there is no {self.index_absent}, without which Transformers does not find numbered files;"
+                " `intarsia convert --to hf` writes what it finds"
+            )
         if self.total_bytes is None:
             return
         held = sum(x.length_bytes for x in found.values() if x.file in self.held)
@@ -94,7 +100,7 @@ def weight_files(folder: Folder, complain: Complain) -> WeightFiles:
             kind="file-missing",
         )
         complain(Complaint(error, tuple(absent if len(absent) == lost else absent[:4])))
-    return WeightFiles(dict.fromkeys(there))
+    return WeightFiles(dict.fromkeys(there), index_absent=index_of(stem))
 
 
 def _several(root: PurePath, names: list[str]) -> FormatError:
@@ -230,9 +236,10 @@ def _read_file(
         len(expected) == len(here) and all(map(here.__contains__, expected))
     ):
         lost, extra = sorted(set(expected) - here.keys()), sorted(here.keys() - set(expected))
+        alone = {"the index alone names": lost, "the file alone holds": extra}
+        said = ", ".join(f"{who} {few(names)}" for who, names in alone.items() if names)
         error = FormatError(
-            f"{folder.root / file} and the index disagree: the index wants {len(expected)}"
-            f" tensors, the file has {len(here)}; absent {lost[:3]}, not indexed {extra[:3]}",
+            f"{folder.root / file} and the index disagree: {said}",
             hint="restore the file or the index that belongs to it",
             kind="index-wrong",
         )
