@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import intarsia
@@ -72,3 +74,19 @@ def test_state_that_is_dropped_is_not_reported(tmp_path: Path) -> None:
         tmp_path / "hf" / "config.json", "--optimizer", "drop",
     )  # fmt: skip
     assert [x["trained"] for x in answer.json["padding"]] == [1]
+
+
+@pytest.mark.parametrize("to", ["hf", "dcp", "torch_dist"])
+def test_a_rank_whose_buckets_hold_padding_alone_adds_no_tensor(to: str, tmp_path: Path) -> None:
+    case = fixture("megatron", "td_dense_tp2pp2_dpresh")
+    whole = json.loads((case / "hf_truth" / "config.json").read_text())
+    fewer = whole | {"vocab_size": 37}  # the rows of the second rank begin at 50
+    intarsia.convert(case, tmp_path / "out", to=to, config=fewer)
+    with intarsia.open(case, config=whole) as source, intarsia.open(tmp_path / "out") as found:
+        assert {*found} == {*source}
+        for name in source:
+            words = name.endswith(("embed_tokens.weight", "lm_head.weight"))
+            want = source[name][...]
+            want = want[:37] if words and want.ndim else want
+            assert torch.equal(found[name][...], want), name
+    assert intarsia.verify(case, tmp_path / "out", config=fewer)

@@ -59,7 +59,7 @@ def rows_for(src: Manifest, request: Request, writer: Format, dropped: Set[str])
     rows = [*model, *state_rows(trained, src.logical, writer, dropped)]
     covered = {name for row in rows for name in row.layout.tensors or (row.name,)} | dropped
     held = ((s, s.layout.tensors or (s.name,)) for s in src.stored.values())
-    rest = [s for s, names in held if not covered.issuperset(names)]
+    rest = [s for s, names in held if not covered.issuperset(names) and not _is_padding(s)]
     if not writer.carries_anything:
         rest = [s for s in rest if not is_state(s.name)]
         lost = [s.on_disk for s in rest if not table.is_beside_the_text(s.name)]
@@ -72,6 +72,11 @@ def rows_for(src: Manifest, request: Request, writer: Format, dropped: Set[str])
             )
     beside = map(_as_stored, rest)
     return [*rows, *respelled(beside, src.stored, table, dialect, src.config or {})]
+
+
+def _is_padding(s: Stored) -> bool:
+    """Whether a tensor has elements, and none of them is a logical tensor's: a rank's padding alone."""
+    return not s.layout.pieces and s.layout.size > 0
 
 
 def _as_stored(s: Stored) -> Param:
