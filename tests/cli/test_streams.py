@@ -56,7 +56,7 @@ def test_a_conversion_whose_answer_nobody_can_read_is_done(
     assert intarsia.verify(src, tmp_path / "out")
 
 
-@pytest.mark.parametrize("end", ["| head -c 1 >&2", "> /dev/full"])
+@pytest.mark.parametrize("end", ["| head -c 1 >&2", "> /dev/full", ">&-"])
 @pytest.mark.one_in(2)
 def test_a_difference_stays_a_difference_and_what_is_done_done(src, other, end: str) -> None:
     assert shell(f'intarsia verify "$1" {end}', src).returncode == 0
@@ -76,16 +76,27 @@ def test_characters_that_a_terminal_lacks_are_spelled_out(src: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "words",
-    ["--version", 'digest "$1" --json', 'inspect "$1"', 'plan "$1" --to dcp', 'convert "$1" o --to dcp --dry-run',
-     'explain "$1" lm_head.weight', 'diff "$1" "$1" --json'],
+    ("end", "why"),
+    [("> /dev/full", "No space left on device"), (">&-", "stdout is closed"),
+     ("--json > /dev/full", "No space left on device"), ("--json >&-", "stdout is closed")],
 )  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    ["--version", "--help", "digest --help", 'digest "$1"', 'inspect "$1"', 'plan "$1" --to dcp',
+     'convert "$1" o --to dcp --dry-run', 'explain "$1" lm_head.weight', 'diff "$1" "$1"',
+     'digest "$1" --workers=+1', "demo"],
+)  # fmt: skip
+@pytest.mark.one_in(5)
 def test_an_answer_that_is_all_of_a_command_and_cannot_be_printed_is_a_failure(
-    src: Path, words: str
+    src: Path, words: str, end: str, why: str
 ) -> None:
-    done = shell(f"intarsia {words} > /dev/full", src)
+    done = shell(f"intarsia {words} {end}", src)
     assert done.returncode == 2
-    assert done.stderr == "intarsia: not all of the answer was printed: No space left on device\n"
+    assert done.stderr == f"intarsia: not all of the answer was printed: {why}\n"
+
+
+def test_checkpoints_that_a_demonstration_keeps_are_more_than_its_answer(tmp_path: Path) -> None:
+    assert shell('intarsia demo --folder "$1" > /dev/full', tmp_path / "kept").returncode == 0
 
 
 @pytest.mark.parametrize(

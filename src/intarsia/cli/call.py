@@ -61,8 +61,11 @@ def call_arguments(run: Command, words: Sequence[str]) -> dict[str, Any] | None:
 
 
 def carried_out(run: Command, found: dict[str, Any]) -> int:
-    """The status of a command in which a broken pipe is a failure: `answer` sees to that of its reader."""
+    """The status of a command; where the system fails, that is no failure to print: `answer` sees to those."""
     try:
         return run(**found) or 0
     except BrokenPipeError as error:
         raise StoreError(f"a connection broke: {error}") from error
+    except OSError as error:
+        hint = "INTARSIA_DEBUG=1 shows where"
+        raise StoreError(f"{type(error).__name__}: {error}", hint=hint) from error

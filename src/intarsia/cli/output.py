@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from errno import EBADF
 from typing import Any, TextIO
 
 from intarsia.errors import IntarsiaError, StoreError
@@ -54,7 +55,8 @@ def to_stdout(*, is_all: bool = False) -> Iterator[None]:
         sys.stdout = _nowhere()
     except OSError as error:
         sys.stdout = _nowhere()  # what is left to print goes nowhere
-        lost = StoreError(f"not all of the answer was printed: {error.strerror or error}")
+        why = "stdout is closed" if error.errno == EBADF else error.strerror or error
+        lost = StoreError(f"not all of the answer was printed: {why}")
         if is_all:
             raise lost from error
         complain(f"intarsia: {lost}")
@@ -79,22 +81,28 @@ def _nowhere() -> TextIO:
     return open(os.devnull, "r+")
 
 
+def _refusing() -> TextIO:
+    """A stream that refuses each write, and keeps nothing back to be refused again."""
+    unwritable = io.FileIO(os.open(os.devnull, os.O_RDONLY), "w")
+    return io.TextIOWrapper(unwritable, write_through=True)
+
+
 def open_streams() -> None:
-    """Give closed streams a file: else the next one that is opened would take their number."""
+    """Give closed streams a file: else the next one that is opened would take their number.
+
+    Printing to a stdout that is closed fails, as it does to a full one.
+    """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
-    closed = sys.stdout is None
     sys.stdin = sys.stdin or _nowhere()
-    sys.stdout = sys.stdout or _nowhere()
+    sys.stdout = sys.stdout or _refusing()
     sys.stderr = sys.stderr or _nowhere()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # it may lack characters of names and drawings
             stream.reconfigure(errors="backslashreplace")
-    if closed:
-        complain("intarsia: stdout is closed, so no answer is printed")
 
 
 def print_table(

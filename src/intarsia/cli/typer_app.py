@@ -81,8 +81,10 @@ def _annotated(parameter: Parameter) -> Parameter:
 
 def status_of(words: list[str], names: Sequence[str] = NAMES) -> int:
     """Run the command that `words` call, one of `names`: its exit status."""
+    status = None
     try:
-        status = app(names)(words, standalone_mode=False)
+        with to_stdout(is_all=True):
+            status = app(names)(words, standalone_mode=False)
     except SystemExit:  # Typer's, where the reader of a help page has seen enough
         return 0
     except _WrongCall as error:
