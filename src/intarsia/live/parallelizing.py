@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 from intarsia.errors import UsageError
 from intarsia.live.parallel.agreement import assert_same_model
 from intarsia.live.parallel.experts import Experts, expert_modules, place
+from intarsia.live.parallel.features_apart import check_features_apart
 from intarsia.live.parallel.prepared import mark_placed
 from intarsia.live.parallel.roles import EP, FSDP, TP, Roles, remember
 from intarsia.live.parallel.tensor_parallel import cut_layers, layers_of
@@ -51,6 +52,7 @@ def parallelize(
     _refuse_parallel(model)
     experts = expert_modules(model, roles, expert_axis)
     layers = layers_of(model, roles.size(roles.tp)) if roles.tp else []
+    check_features_apart(model, layers, roles.size(roles.tp) if roles.tp else 1)
     assert_same_model(model, mesh)
 
     options: dict[str, Any] = {"reshard_after_forward": reshard_after_forward}
