@@ -100,6 +100,7 @@ def test_a_folder_is_recognised_by_names_that_one_framework_writes(
     [
         (("mp_rank_00_model_states.pt",), "without ZeRO", 'load("{}/mp_rank_00_model_states.pt"'),
         (("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"), "a DeepSpeed ZeRO", " --tag step "),
+        (("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"), "a DeepSpeed ZeRO", 'of a model with tied weights, which that refuses, intarsia.save("OUT", get_fp32_state_dict_from_zero_checkpoint('),
         (("mp_rank_00_model_states.pt", "layer_0_expert_1_mp_rank_00_model_states.pt"), "several files", "no one file"),
         (("model_world_size_4_rank_0.pt",), "verl", "--local_dir {} --target"),
         (("adapter_model.bin",), "PEFT", 'from_pretrained(base, "{}")'),
@@ -161,11 +162,13 @@ def test_a_pickle_among_other_files_is_named(tmp_path: Path) -> None:
 def test_a_deepspeed_folder_beside_safetensors_is_left_out_by_name(tmp_path: Path) -> None:
     src = write_hf(tmp_path / "checkpoint-10", model(llama_config()), llama_config())
     touch(src, "global_step10/mp_rank_00_model_states.pt", "zero_to_fp32.py", "latest")
+    touch(src, "zero_to_torch.py")
     (src / "latest").write_text("global_step10")
     touch(src, "trainer_state.json", "scheduler.pt", "rng_state_0.pth")
     report = intarsia.convert(src, tmp_path / "out", to="hf")
     fates = {item.name: str(item.fate) for item in report.plan.src.inventory}
-    lost = ("global_step10", "latest", "zero_to_fp32.py", "trainer_state.json", "scheduler.pt")
+    scripts = ("zero_to_fp32.py", "zero_to_torch.py")
+    lost = ("global_step10", "latest", *scripts, "trainer_state.json", "scheduler.pt")
     assert {fates[name] for name in lost} == {"left out"}
     assert not [name for name in lost if (tmp_path / "out" / name).exists()]
     assert any("global_step10 holds optimizer state" in note for note in report.plan.notes)

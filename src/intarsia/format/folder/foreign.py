@@ -98,7 +98,9 @@ RANKS_METADATA = Foreign(
 ZERO = Foreign(
     "a DeepSpeed ZeRO checkpoint",
     "`python -m deepspeed.utils.zero_to_fp32 {parent} OUT --tag {name} --safe_serialization` (or the"
-    " zero_to_fp32.py that DeepSpeed leaves there) writes fp32 safetensors; optimizer state stays behind",
+    " zero_to_fp32.py that DeepSpeed leaves there) writes fp32 safetensors; of a model with tied weights,"
+    ' which that refuses, intarsia.save("OUT", get_fp32_state_dict_from_zero_checkpoint("{parent}", "{name}"))'
+    " with a function of the same module makes a checkpoint; optimizer state stays behind",
 )
 DEEPSPEED = Foreign(
     "a DeepSpeed checkpoint without ZeRO",
@@ -108,7 +110,8 @@ DEEPSPEED = Foreign(
 DEEPSPEED_UNIVERSAL = Foreign(
     "a DeepSpeed universal checkpoint",
     "make one that is read of the checkpoint that ds_to_universal made it of: `python -m"
-    " deepspeed.utils.zero_to_fp32 RUN OUT --tag STEP --safe_serialization`",
+    " deepspeed.utils.zero_to_fp32 RUN OUT --tag STEP --safe_serialization`, which refuses tied weights;"
+    ' with these, intarsia.save("OUT", get_fp32_state_dict_from_zero_checkpoint("RUN", "STEP")) of that module',
 )
 DEEPSPEED_PARTS = Foreign(
     "a DeepSpeed checkpoint whose model is in several files (of experts, stages or model-parallel ranks)",

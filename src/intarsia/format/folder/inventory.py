@@ -66,7 +66,7 @@ _MADE_ANEW = {
 _FILES = (
     _kind(r"latest|latest_universal|latest_checkpointed_iteration\.txt", Role.TRAINING,
           "names a checkpoint of the run that it lies in"),
-    _kind(r"zero_to_fp32\.py", Role.TRAINING, "a script for DeepSpeed's files, which are not carried"),
+    _kind(r"zero_to_(fp32|torch)\.py", Role.TRAINING, "a script for DeepSpeed's files, which are not carried"),
     _kind(r"pytorch_model.*\.bin(\.index(\..+)?\.json)?", Role.OTHER_MODEL,
           "weights in a pickle, beside the files that were read"),
     _kind(r".*\.(tmp|lock|partial|incomplete)", Role.UNKNOWN, "a temporary file"),
