@@ -197,6 +197,15 @@ def test_what_cannot_be_right_is_refused_before_any_collective(
     assert all(after[name] is p for name, p in before.items()), "something was cut already"
 
 
+def test_layers_without_an_element_are_left_as_they_are(fake_mesh: Mesh) -> None:
+    sizes = {"n_routed_experts": 4, "moe_intermediate_size": 16, "num_key_value_heads": 8}
+    model = on_meta("deepseek_v2", n_shared_experts=0, first_k_dense_replace=0, **sizes)
+    intarsia.parallelize(model, fake_mesh(dp=2, tp=2))
+    shared = model.get_submodule("model.layers.0.mlp.shared_experts")
+    assert {type(p) for p in shared.parameters()} == {torch.nn.Parameter}
+    assert isinstance(model.get_parameter("model.layers.0.self_attn.o_proj.weight"), DTensor)
+
+
 def test_a_style_that_is_not_known_is_refused(fake_mesh: Mesh) -> None:
     model = moe()
     model._tp_plan = dict(model.tp_plan) | {"model.layers.*.input_layernorm": "sequence_parallel"}

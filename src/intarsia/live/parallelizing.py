@@ -84,7 +84,8 @@ def _shard(
             fully_shard(
                 found.module, mesh=roles.expert, shard_placement_fn=cuts.__getitem__, **options
             )
-    left = None if further else own
+    left = {p for p in model.parameters() if not p.numel()}  # FSDP fails in the backward pass
+    left |= set() if further else own
     for unit in _units(model):
         fully_shard(unit, mesh=roles.dense, ignored_params=left, **options)
     fully_shard(model, mesh=roles.dense, ignored_params=left, **options)

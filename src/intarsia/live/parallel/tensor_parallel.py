@@ -93,7 +93,7 @@ def layers_of(model: nn.Module, size: int) -> list[PlannedModule]:
         if style == EXPERTS or name.startswith(inside):
             continue
         style = style or _unlisted(plan, name, module) or _own_style(plan, name, module, size)
-        if style is None:
+        if style is None or _is_empty(module):
             continue
         layer = PlannedModule(name, module, style, rotary)
         _check(layer, size)
@@ -224,6 +224,12 @@ def _check(layer: PlannedModule, size: int) -> None:
     width = layer.module.weight.shape[0 if style.weight == ROWS else 1]
     if FEATURES in (style.given, style.output) and width % size:
         raise UsageError(f"{where}: {width} features do not divide over {size} ranks")
+
+
+def _is_empty(module: nn.Module) -> bool:
+    """Whether it has parameters without an element, as those of no shared expert are: nothing is to be cut."""
+    own = list(module.parameters(recurse=False))
+    return bool(own) and not any(p.numel() for p in own)
 
 
 def _check_heads(model: nn.Module, plan: Plan, size: int) -> None:
