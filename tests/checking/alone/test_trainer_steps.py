@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from shutil import copy, copytree
 from typing import Any
+from zipfile import ZIP_DEFLATED
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.optim import SGD, AdamW, lr_scheduler
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import intarsia
+from tests.checking.alone.test_packed_objects import packed
 
 CONFIG = LlamaConfig(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, vocab_size=32)  # fmt: skip
 
@@ -57,6 +59,18 @@ def test_a_file_of_another_save_is_one_fault(
     assert not intarsia.verify(run / "checkpoint-4").faults
     (fault,) = intarsia.verify(mixed(run, tmp_path / "checkpoint-4", file)).faults
     assert (fault.kind, fault.where, fault.text) == ("steps-disagree", file, text)
+
+
+def test_a_file_that_was_packed_again_counts_as_it_did(run: Path, tmp_path: Path) -> None:
+    src = mixed(run, tmp_path / "checkpoint-4")
+    file = src / "optimizer.pt"
+    file.write_bytes(packed(file.read_bytes(), ZIP_DEFLATED))
+    assert torch.load(file)["state"]
+    assert not intarsia.verify(src).faults
+    copy(run / "checkpoint-2" / file.name, file)
+    file.write_bytes(packed(file.read_bytes(), ZIP_DEFLATED))
+    (fault,) = intarsia.verify(src).faults
+    assert (fault.kind, fault.where) == ("steps-disagree", file.name)
 
 
 def test_a_file_that_torch_does_not_open_is_a_fault(run: Path, tmp_path: Path) -> None:

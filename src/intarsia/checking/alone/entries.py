@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from zipfile import ZIP_STORED, ZipInfo
 
 from intarsia.checking.alone.unfinished import fault_of
 from intarsia.checking.fault import Fault
-from intarsia.errors import IntarsiaError, StoreError
+from intarsia.errors import FormatError, IntarsiaError, StoreError, UnsupportedError
 from intarsia.format.complaint import Complaint
 from intarsia.format.registry import folder_of, format_named
-from intarsia.format.torch_file.zip_directory import LOCAL, MEMBER, ReadBytes, exactly, listing_of
+from intarsia.format.torch_file.packed_members import content_of
+from intarsia.format.torch_file.zip_directory import (
+    LOCAL,
+    MEMBER,
+    ReadBytes,
+    exactly,
+    listing_of,
+    opened,
+)
 from intarsia.planning.manifest import Entry, Manifest
 from intarsia.run.sums.checksum import crc32_of
 from intarsia.store.reading.folder import MAX_SMALL_BYTES, Folder
@@ -84,6 +93,7 @@ def _wrong_in(folder: Folder, entry: Entry) -> str:
 
 def wrong_member(read: ReadBytes, size: int, where: str, window_bytes: int) -> str:
     """What is wrong with a member of an archive; torch may have been set to record no CRC-32."""
+    packed = []
     for info in listing_of(read, size, where).infos:
         at, name = info.header_offset, info.filename
         if at < 0:
@@ -91,8 +101,25 @@ def wrong_member(read: ReadBytes, size: int, where: str, window_bytes: int) -> s
         local = LOCAL.unpack(exactly(read, at, LOCAL.size, where))
         if local[0] != MEMBER:
             return f"{name} does not begin as a member of an archive"
+        if info.compress_type != ZIP_STORED:
+            packed.append(info)
+            continue
         start = at + LOCAL.size + local[9] + local[10]
         found = crc32_of(read, start, info.file_size, window_bytes)
         if info.CRC and found != info.CRC:
             return f"{name} has CRC-32 {found:08x}, recorded {info.CRC:08x}"
+    return _wrong_among(packed, read, size) if packed else ""
+
+
+def _wrong_among(members: Iterable[ZipInfo], read: ReadBytes, size: int) -> str:
+    """What is wrong with a packed member of an archive; of one that Python cannot unpack nothing is said."""
+    with opened(read, size) as archive:
+        for member in members:
+            try:
+                for _ in content_of(archive, member):
+                    pass
+            except UnsupportedError:
+                continue
+            except FormatError as error:
+                return error.brief
     return ""

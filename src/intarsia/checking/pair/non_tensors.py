@@ -24,6 +24,7 @@ from intarsia.format.folder.trainer_files import STEPS, is_run_state
 from intarsia.format.optimizer_state.parameter_groups import unplain_settings
 from intarsia.format.registry import format_named
 from intarsia.format.strict_json import parse_json
+from intarsia.format.torch_file.packed_members import members_held
 from intarsia.format.torch_file.plain import DROPPED, wholly_plain
 from intarsia.format.torch_file.zip_directory import BROKEN_ZIP
 from intarsia.frozen import frozen
@@ -123,7 +124,10 @@ def _same_name(name: str, left: bytes, right: bytes) -> Iterator[NonTensor]:
     if left == right:
         yield NonTensor("object", name, EQUAL)
         return
-    if _alike(*(plain_object(name, data, wholly_plain) for data in (left, right))):
+    held = members_held(left)
+    if (held is not None and held == members_held(right)) or _alike(
+        *(plain_object(name, data, wholly_plain) for data in (left, right))
+    ):
         yield NonTensor("object", name, EQUAL, "though its bytes differ")
         return
     one, other = (plain_object(name, data) for data in (left, right))

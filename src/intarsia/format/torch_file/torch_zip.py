@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from typing import Any
-from zlib import crc32
+from zlib import MAX_WBITS, crc32, decompressobj
+from zlib import error as zlib_error
 
 from intarsia.dtypes import DType
 from intarsia.errors import FormatError
@@ -115,7 +116,7 @@ def find_payload(read: ReadBytes, length: int, where: str, head: bytes = b"") ->
         order = _content(near, members, "byteorder", where)
         if order != b"little":
             raise FormatError(f"byte order {order!r}, expected b'little' - at {where}")
-    start, stored, _, described = _member(members, f"data/{found.storage.key}", where)
+    start, stored, _, described, _ = _member(members, f"data/{found.storage.key}", where)
     size = storage_bytes(found.storage)
     if (stored is not None and stored != size) or start + size > length:
         raise FormatError(
@@ -196,7 +197,8 @@ def read_object(data: bytes, where: str) -> Any:
     def read(at: int, size: int) -> bytes:
         return data[at : at + size]
 
-    members = directory(read, len(data), where)
+    members = directory(read, len(data), where, packed=True)
+    most_bytes = max(len(data), MEMBER_BYTES)
     contents: dict[str, bytes] = {}
 
     def storage(pid: Any) -> Storage:
@@ -204,19 +206,19 @@ def read_object(data: bytes, where: str) -> Any:
         if found.key not in contents:
             member = f"data/{found.key}"
             # Members may lie on one another, so that little data would become much.
-            left = len(data) - sum(map(len, contents.values()))
+            left = most_bytes - sum(map(len, contents.values()))
             contents[found.key] = _content(read, members, member, where, left)
         size, content = storage_bytes(found), contents[found.key]
         if len(content) != size:
             raise FormatError(f"{len(content)} bytes stored for a storage of {size}")
         return found._replace(data=content)
 
-    return load_inert(_content(read, members, "data.pkl", where, len(data)), where, storage)
+    return load_inert(_content(read, members, "data.pkl", where, most_bytes), where, storage)
 
 
 def read_outline(read: ReadBytes, length: int, where: str) -> Any:
     """The object of a `torch.save` archive, in which tensors of more than one element have no content."""
-    members = directory(read, length, where)
+    members = directory(read, length, where, packed=True)
 
     def storage(pid: Any) -> Storage:
         found = storage_of(pid)
@@ -224,7 +226,8 @@ def read_outline(read: ReadBytes, length: int, where: str) -> Any:
             return found
         return found._replace(data=_content(read, members, f"data/{found.key}", where, _ONE_BYTES))
 
-    return load_inert(_content(read, members, "data.pkl", where, length), where, storage)
+    pickled = _content(read, members, "data.pkl", where, max(length, MEMBER_BYTES))
+    return load_inert(pickled, where, storage)
 
 
 def _member(members: dict[str, Member], name: str, where: str) -> Member:
@@ -240,12 +243,28 @@ def _content(
     where: str,
     most_bytes: int = MEMBER_BYTES,
 ) -> bytes:
-    start, size, crc, _ = _member(members, name, where)
-    if (size or 0) > most_bytes:
+    start, size, crc, _, packed = _member(members, name, where)
+    if max(size or 0, packed or 0) > most_bytes:
         raise FormatError(f"{name} has {size} bytes, at most {most_bytes} are read - at {where}")
-    content = exactly(read, start, size or 0, where)
+    content = exactly(read, start, size or 0 if packed is None else packed, where)
+    if packed is not None:
+        content = _inflated(content, size or 0, f"{name} - at {where}")
     if crc and (found := crc32(content)) != crc:
         raise FormatError(f"{name} has CRC-32 {found:08x}, recorded {crc:08x} - at {where}")
+    return content
+
+
+def _inflated(packed: bytes, size: int, where: str) -> bytes:
+    """What was deflated to these bytes."""
+    inflating = decompressobj(-MAX_WBITS)
+    try:
+        content = inflating.decompress(packed, size + 1)
+    except zlib_error as error:
+        raise FormatError(
+            f"a member of an archive cannot be unpacked: {error} - at {where}"
+        ) from error
+    if len(content) != size:
+        raise FormatError(f"{len(content)} of {size} bytes were unpacked of {where}")
     return content
 
 

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable
 from struct import Struct
 from typing import IO, NamedTuple, cast
-from zipfile import BadZipFile, ZipFile, ZipInfo
+from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 from intarsia.errors import FormatError
 
@@ -30,13 +30,15 @@ BROKEN_ZIP = (BadZipFile, ValueError, EOFError, OverflowError, NotImplementedErr
 class Member(NamedTuple):
     """Where the content of a member begins; its size is None where the archive is not read so far.
 
-    `described`: whether its checksum and size follow its content.
+    `described`: whether its checksum and size follow its content; `packed`: how many bytes that was
+    deflated to, None where it is stored as it is.
     """
 
     start: int
     size: int | None
     crc: int
     described: bool = False
+    packed: int | None = None
 
 
 def exactly(read: ReadBytes, at: int, size: int, where: str) -> bytes:
@@ -121,33 +123,45 @@ def check_end(read: ReadBytes, length: int, infos: list[ZipInfo], where: str) ->
         raise FormatError(f"members are in {len(folders)} different folders - at {where}")
 
 
+def opened(read: ReadBytes, length: int) -> ZipFile:
+    """A blob as an archive of Python's."""
+    return ZipFile(cast(IO[bytes], _File(read, length)))
+
+
 def listing_of(read: ReadBytes, length: int, where: str) -> Listing:
     """What the directory says of each member, and where it begins."""
     try:
-        with ZipFile(cast(IO[bytes], _File(read, length))) as archive:
+        with opened(read, length) as archive:
             return Listing(archive.infolist(), archive.start_dir)
     except BROKEN_ZIP as error:
         text = f"no zip archive in these {length} bytes ({error}) - at {where}"
         raise FormatError(text) from error
 
 
-def directory(read: ReadBytes, length: int, where: str) -> dict[str, Member]:
-    """The members by the central directory at the end."""
-    return zip_members(read, length, listing_of(read, length, where).infos, where)
+def directory(
+    read: ReadBytes, length: int, where: str, *, packed: bool = False
+) -> dict[str, Member]:
+    """The members by the central directory at the end; those that are `packed` are refused unless asked for."""
+    infos = listing_of(read, length, where).infos
+    return zip_members(read, length, infos, where, packed=packed)
 
 
 def zip_members(
-    read: ReadBytes, length: int, infos: list[ZipInfo], where: str
+    read: ReadBytes, length: int, infos: list[ZipInfo], where: str, *, packed: bool = False
 ) -> dict[str, Member]:
     """The members that a directory names, each within the archive."""
     members: dict[str, Member] = {}
     for info in infos:
-        name = member_name(info.filename.encode(), info.compress_type, where)
+        deflated = packed and info.compress_type == ZIP_DEFLATED
+        method = ZIP_STORED if deflated else info.compress_type
+        name = member_name(info.filename.encode(), method, where)
         if info.header_offset < 0:
             raise FormatError(f"{name} begins before its archive - at {where}")
         local = LOCAL.unpack(exactly(read, info.header_offset, LOCAL.size, where))
         start, size = info.header_offset + LOCAL.size + local[9] + local[10], info.file_size
-        if start + size > length or name in members:
-            raise FormatError(f"{name}: {size} bytes from {start} on, of {length} - at {where}")
-        members[name] = Member(start, size, info.CRC, bool(local[2] & DESCRIBED))
+        held = info.compress_size if deflated else size
+        if start + held > length or name in members:
+            raise FormatError(f"{name}: {held} bytes from {start} on, of {length} - at {where}")
+        described = bool(local[2] & DESCRIBED)
+        members[name] = Member(start, size, info.CRC, described, held if deflated else None)
     return members
