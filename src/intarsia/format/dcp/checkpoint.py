@@ -118,10 +118,11 @@ class Dcp(Archives):
             files, metadata = names_like(folder, "*.distcp"), folder / METADATA
             if names_like(folder, f"__*{METADATA}"):
                 continue  # each rank's own, which is another kind of save
-            if files and not (exists(metadata) and size_of(metadata)):
+            if files and not (is_file(metadata) and size_of(metadata)):
                 lacks = f" and no {METADATA}, which is written last"
                 if exists(metadata):
-                    lacks = f", and {METADATA}, which is written last, is empty"
+                    state = "empty" if is_file(metadata) else "no file"
+                    lacks = f", and {METADATA}, which is written last, is {state}"
                 text = f"{len(files)} data files{lacks}"
                 return Complaint(FormatError(text, kind="metadata-missing"), (str(folder),))
         return None

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from intarsia.errors import FormatError, StoreError
 from intarsia.format.complaint import Complaint
 from intarsia.store.reading.folder import Folder
-from intarsia.store.reading.lookup import itself
+from intarsia.store.reading.lookup import exists, itself
 
 TRACKER = "latest_checkpointed_iteration.txt"
 METADATA = ".metadata"
@@ -48,10 +48,9 @@ def garbled_tracker(path: PurePath) -> Iterator[Complaint]:
     try:
         with Folder(path) as folder:
             word = folder.read_all(TRACKER).decode("utf-8", "replace").strip()
-    except FormatError:
-        return
-    except StoreError as error:
-        yield Complaint(error, (TRACKER,))
+    except (FormatError, StoreError) as error:
+        if isinstance(error, StoreError) or exists(path / TRACKER):
+            yield Complaint(error, (TRACKER,))
         return
     if not re.fullmatch(r"\d{1,18}|release", word):
         text = f"{TRACKER} holds {word[:40]!r}, which is not an iteration"
