@@ -153,6 +153,16 @@ def test_a_length_that_lies_is_refused(tmp_path: Path, data: bytes, told: str) -
         rows_of(tmp_path / "file")
 
 
+def test_a_header_that_no_reader_takes_is_not_called_too_short(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes((200_000_000).to_bytes(8, "little") + b"{}")
+    file.open("r+b").truncate(300_000_000)
+    (fault,) = intarsia.verify(file).faults
+    assert fault.kind == "malformed"
+    told = "the header claims 200,000,000 bytes, and safetensors reads no more than 100,000,000"
+    assert told in fault.text
+
+
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     save_file({"a": torch.arange(6), "b": torch.zeros(3, 3)}, tmp_path / "whole")
     data = (tmp_path / "whole").read_bytes()

@@ -44,11 +44,17 @@ def read_header(
             kind="file-too-short",
         )
     length = int.from_bytes(folder.read(file, 0, 8), "little")
-    if length > MAX_HEADER_BYTES or 8 + length > size:
+    if 8 + length > size:
         raise FormatError(
             f"{where}: the header claims {length:,} bytes, the file has {size - 8:,} after its length",
             hint=_DAMAGED,
             kind="file-too-short",
+        )
+    if length > MAX_HEADER_BYTES:
+        raise FormatError(
+            f"{where}: the header claims {length:,} bytes, and safetensors reads no more than"
+            f" {MAX_HEADER_BYTES:,}",
+            hint="the file is damaged or no safetensors: copy it again from its source",
         )
     data = folder.read(file, 8, length)
     rows, metadata = made_once((where, file), data, lambda: _parse(data, where, file))
