@@ -89,7 +89,7 @@ def test_what_a_side_lacks_is_told_by_the_stack_and_the_layer_that_it_is_of() ->
     assert told(*layer, one, "model.norm.weight") == {
         "layers-missing": ("missing in B: layers 1", layer),
         "experts-missing": ("missing in B: experts 1", (one,)),
-        "tensors-missing": ("missing in B: 1 tensors", ("model.norm.weight",)),
+        "tensors-missing": ("missing in B: 1 tensor", ("model.norm.weight",)),
     }
     assert told("other.layers.0.up.weight").keys() == {"tensors-missing"}, "a stack of another name"
 

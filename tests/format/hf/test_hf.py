@@ -131,7 +131,7 @@ def test_a_missing_file_of_the_index_is_named_with_what_it_held(sharded: Path) -
     (sharded / "model-00002-of-00003.safetensors").unlink()
     answer = cli("convert", sharded, sharded.parent / "out", "--to", "dcp")
     assert answer.status == 2
-    assert "names 3 files, 1 are absent with 10 tensors: model-00002-of-00003" in answer.err
+    assert "names 3 files, 1 is absent with 10 tensors: model-00002-of-00003" in answer.err
     assert not (sharded.parent / "out").exists()
 
 

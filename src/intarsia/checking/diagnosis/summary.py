@@ -68,7 +68,7 @@ def missing(side: str, names: Iterable[str], present: Iterable[str]) -> Iterator
             kind = "experts-missing"
         groups.setdefault(kind, []).append(name)
     for kind, lost in groups.items():
-        text = f"{len(lost):,} tensors"
+        text = f"{len(lost):,} tensor{'' if len(lost) == 1 else 's'}"
         if kind in _NUMBERED:
             what, number_of = _NUMBERED[kind]
             text = f"{what} {as_ranges(k for n in lost if (k := number_of(n)) is not None)}"

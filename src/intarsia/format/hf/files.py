@@ -155,8 +155,9 @@ def _indexed(folder: Folder, file_name: str, complain: Complain) -> WeightFiles:
     absent = [file for file in held if not folder.has(file)]
     if absent:
         lost = sum(len(held[file]) for file in absent)
+        are = "is" if len(absent) == 1 else "are"
         error = FormatError(
-            f"{where} names {len(held)} files, {len(absent)} are absent with {lost} tensors:"
+            f"{where} names {len(held)} files, {len(absent)} {are} absent with {lost} tensors:"
             f" {few(sorted(absent), 4)}",
             hint="restore the missing files, or use a complete checkpoint",
             kind="file-missing",
