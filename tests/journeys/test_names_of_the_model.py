@@ -87,6 +87,22 @@ def test_a_section_that_nothing_names_is_asked_for_and_then_loaded(
     assert_same(fresh.state_dict(), weights)
 
 
+@pytest.mark.parametrize("beside", [(), ("average",)])
+def test_a_key_that_transformers_takes_for_the_word_of_its_base_model_is_noted(
+    tmp_path: Path, beside: tuple[str, ...]
+) -> None:
+    net = model()
+    config, weights = written(tmp_path / "config.json", net), net.state_dict()
+    intarsia.save(tmp_path / "run", {"model": net, **{key: model(1) for key in beside}})
+    words: dict[str, Any] = {"to": "hf", "config": config}
+    told = intarsia.convert(tmp_path / "run", tmp_path / "hf", **words).notes
+    assert any("before the names of all" in n and "--section model" in n for n in told)
+    chosen = intarsia.convert(tmp_path / "run", tmp_path / "own", section="model", **words)
+    assert not any("before the names" in note for note in chosen.notes)
+    is_loaded(tmp_path / "own", weights)
+    assert "lm_head.weight" in load_file(tmp_path / "own" / "model.safetensors")
+
+
 @pytest.mark.parametrize("word", ["module", "net.module", "generator"])
 def test_the_words_of_a_wrapper_and_of_a_second_model_are_refused_until_named(
     tmp_path: Path, trained: tuple[Any, Any], word: str

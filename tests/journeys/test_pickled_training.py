@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from transformers.optimization import Adafactor
 
 import intarsia
-from intarsia.errors import CoverageError
+from intarsia.errors import CoverageError, FormatError
 from tests.journeys.models import tiny
 
 WORDS = torch.arange(24).reshape(2, 12)
@@ -106,3 +106,24 @@ def test_a_file_that_was_saved_with_its_keys_says_which_section_to_load(
     assert raised.value.hint == f'they are below `{key}.`: load with section="{key}"'
     assert intarsia.load(tmp_path / "saved", into=fresh, section=key).complete
     assert all(map(torch.equal, model.parameters(), fresh.parameters()))
+
+
+def test_the_step_for_weights_and_an_optimizer_in_two_pickles_keeps_the_names_of_the_model(
+    tmp_path: Path,
+) -> None:
+    model = tiny()
+    optimizer = OPTIMIZERS["adamw"](model)
+    losses(model, optimizer)
+    weights, state = get_state_dict(model, optimizer)
+    torch.save(weights, tmp_path / "pytorch_model_fsdp.bin")
+    torch.save(state, tmp_path / "optimizer.bin")
+    wanted = losses(model, optimizer)
+    with pytest.raises(FormatError, match="weights in a pickle") as raised:
+        intarsia.open(tmp_path)
+    code = str(raised.value.hint).partition("with the optimizer's, ")[2]
+    files = ("pytorch_model_fsdp.bin", "optimizer.bin")
+    for name in files:
+        code = code.replace("…", repr(str(tmp_path / name)), 1)
+    intarsia.save(tmp_path / "ours", eval(code, {"torch": torch}))
+    assert {"lm_head.weight", "model.norm.weight"} <= {*intarsia.open(tmp_path / "ours").keys()}
+    assert go_on(tmp_path / "ours", OPTIMIZERS["adamw"]) == wanted

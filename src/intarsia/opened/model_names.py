@@ -72,6 +72,12 @@ def compared_with_model(
     held = dict(zip(names, weights, strict=True))
     strange = [name for name, s in held.items() if name not in taken and s.name not in parts]
     notes, absent = list[str](), tuple[Logical, ...]()
+    if not tabled and model.are_below_its_word(taken):
+        word = model.model.base
+        notes.append(
+            f"`{word}.` stands before the names of all that {model.model.kind} has: Transformers takes it"
+            f" off, and others may not; --section {word} (section= in Python) does too"
+        )
     if strange and not tabled:
         notes.append(
             f"not names of Transformers' {model.model.kind}, carried name by name: {few(strange, 4)}"

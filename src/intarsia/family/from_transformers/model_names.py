@@ -71,6 +71,13 @@ class ModelNames:
             if name in model.shapes:
                 yield key, name, made is not None
 
+    def are_below_its_word(self, taken: Collection[str]) -> bool:
+        """Whether all names are those of the module below the word that Transformers has for the base model."""
+        shapes, word = self.model.shapes, f"{self.model.base}."
+        return self._has_a_head and all(
+            name.startswith(word) and name.removeprefix(word) in shapes for name in taken
+        )
+
     def misshapen(self, stored: Mapping[str, Shape]) -> Iterator[tuple[str, Shape]]:
         """The names of parameters that are stored in another shape than the model's, which is given: none loads them."""
         on_disk = shapes_on_disk(self.model) if self.certain else {}
@@ -131,6 +138,11 @@ class ModelNames:
 
     def _is_in_a_layer(self, name: str) -> bool:
         """Whether it is in a list of modules of the base model, which no head replaces."""
+        based = name.startswith(f"{self.model.base}.") or not self._has_a_head
+        return based and _NUMBERED.search(name) is not None
+
+    @property
+    def _has_a_head(self) -> bool:
+        """Whether the base model is a part of the module, under the word for it."""
         base = f"{self.model.base}."
-        headed = any(each.startswith(base) for each in self.model.shapes)
-        return (name.startswith(base) or not headed) and _NUMBERED.search(name) is not None
+        return any(each.startswith(base) for each in self.model.shapes)

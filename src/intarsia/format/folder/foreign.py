@@ -42,7 +42,7 @@ PICKLED_MODEL = Foreign(
 PICKLED_WEIGHTS = Foreign(
     "weights in a pickle, without a model configuration",
     'intarsia.save("OUT", torch.load("{path}/FILE", weights_only=True)), where FILE is the .bin file'
-    ' of the weights; with the optimizer\'s, {{"model": torch.load(…), "optimizer": torch.load(…)}}',
+    ' of the weights; with the optimizer\'s, {{**torch.load(…), "optimizer": torch.load(…)}}',
 )
 PICKLED_SHARDS = Foreign(
     "weights in several pickles, each with a part of the model",
