@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import T5Config, T5ForConditionalGeneration
 
 import intarsia
 from intarsia.checking.alone.soundness import Soundness
@@ -67,6 +68,20 @@ def test_positions_that_were_never_reached_have_no_moments(tmp_path: Path) -> No
     }
     report = alone(tmp_path, {"transformer.wpe.weight": table} | state)
     assert report.sound, report
+
+
+def test_distances_that_short_texts_never_have_leave_no_moments(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 32, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2}
+    net = T5ForConditionalGeneration(
+        T5Config(**sizes, num_heads=4, dropout_rate=0.0, decoder_start_token_id=0)
+    )
+    optimizer = torch.optim.AdamW(net.parameters())
+    words = torch.arange(48).reshape(4, 12) % 32
+    net(input_ids=words, labels=words).loss.backward()
+    optimizer.step()
+    intarsia.save(tmp_path / "run", net, optimizer)
+    assert not kinds(intarsia.verify(tmp_path / "run"))
 
 
 def test_a_part_that_was_unfrozen_later_may_be_steps_behind(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ _NUMBERED = re.compile(r"(?<![^.])(?:(?!experts\.|local_experts\.)\w+)\.(?P<k>\d
 _EXPERT = re.compile(r"(?<![^.])(?P<word>experts|local_experts)\.(?P<k>\d+)(?=\.)")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _STACK = re.compile(r"(?:^|\.)layers\.(?!\d)")
-_RARE = re.compile(r"expert|position|wpe|embed")
+_RARE = re.compile(r"expert|position|relative|wpe|embed")
 _VOCABULARY = re.compile(
     r"(embed_tokens|word_embeddings|lm_head|output_layer|wte|embed_out|tok_embeddings)\.(weight|bias)$"
 )
