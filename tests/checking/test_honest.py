@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -72,7 +73,13 @@ def test_positions_that_were_never_reached_have_no_moments(tmp_path: Path) -> No
 
 def test_distances_that_short_texts_never_have_leave_no_moments(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    sizes = {"vocab_size": 32, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2}
+    sizes: dict[str, Any] = {
+        "vocab_size": 32,
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 48,
+        "num_layers": 2,
+    }
     net = T5ForConditionalGeneration(
         T5Config(**sizes, num_heads=4, dropout_rate=0.0, decoder_start_token_id=0)
     )
