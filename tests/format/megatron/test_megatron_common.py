@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+import intarsia
 from intarsia.errors import FormatError
+from intarsia.family import table_for
 from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.megatron.common import (
     archive,
@@ -25,6 +27,7 @@ from intarsia.format.megatron.configuration.written_arguments import arguments_f
 from intarsia.format.torch_file.plain import plain
 from intarsia.mesh import Mesh
 from intarsia.store.reading.folder import Folder
+from tests.checkpoints import normal_tensor, write_hf
 from tests.family.configs import CASES
 
 NOTHING = Metadata({}, {})
@@ -105,3 +108,20 @@ def test_arguments_for_a_model() -> None:
     assert args["untie_embeddings_and_output_weights"] is False
     assert args["add_qkv_bias"] is True
     assert (args["tensor_model_parallel_size"], args["expert_model_parallel_size"]) == (2, 4)
+
+
+@pytest.mark.parametrize("to", ["torch_dist", "fsdp_dtensor"])
+@pytest.mark.parametrize(
+    ("rank", "spec", "noted"), [(None, "te", True), (None, "local", False), (18, "te", False)]
+)
+def test_queries_that_later_versions_norm_once_more_are_noted(
+    rank: int | None, spec: str, noted: bool, to: str, tmp_path: Path
+) -> None:
+    """Megatron-core 0.19 and later asks TransformerEngine's layers for a norm that no hub model has."""
+    config = CASES["deepseek_v3"] | {"q_lora_rank": rank, "num_nextn_predict_layers": 0}
+    table = table_for(config)
+    assert table is not None
+    tensors = {n: normal_tensor(s, torch.bfloat16) for n, s in table.logical.items()}
+    hf = write_hf(tmp_path / "hf", tensors, config)
+    report = intarsia.convert(hf, tmp_path / "out", to=to, megatron_spec=spec)
+    assert any("linear_q_proj.layer_norm_weight" in note for note in report.notes) == noted

@@ -215,3 +215,15 @@ def note_on_loading(entries: Iterable[str], trained: bool = True) -> Iterator[st
         lacking["no random states of this mesh"] = "--no-load-rng"
     if lacking:
         yield f"it holds {' and '.join(lacking)}: load it in Megatron-LM with {' '.join(lacking.values())}"
+
+
+def note_on_queries(names: Iterable[str]) -> Iterator[str]:
+    """A note where TransformerEngine's layers norm the queries of latent attention in later versions alone."""
+    ends = {".".join(name.rsplit(".", 2)[-2:]) for name in names}
+    if {"linear_q_proj.weight", "linear_kv_up_proj.layer_norm_weight"} <= ends:
+        yield (
+            "queries of this model have no norm (q_lora_rank is null), and Megatron-core 0.19 and later gives them"
+            " one with --qk-layernorm and TransformerEngine's layers: it asks for `linear_q_proj.layer_norm_weight`"
+            " and stops; write with --megatron-spec local and train with --transformer-impl local, or use an earlier"
+            " Megatron-core"
+        )

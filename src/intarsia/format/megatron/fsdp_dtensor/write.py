@@ -22,7 +22,7 @@ from intarsia.format.base import Arrangement, WriteOptions
 from intarsia.format.dcp.metadata import METADATA, Metadata, TensorRecord
 from intarsia.format.dcp.metadata_write import write_metadata
 from intarsia.format.dcp.write import Files, cut_by, place_all
-from intarsia.format.megatron.common import iteration_to_resume, note_on_loading
+from intarsia.format.megatron.common import iteration_to_resume, note_on_loading, note_on_queries
 from intarsia.format.megatron.configuration.command_line import note_on_options
 from intarsia.format.megatron.configuration.written_arguments import (
     norms_are_centered,
@@ -281,6 +281,7 @@ def _on_arguments(
 
 def _remarks(entries: Collection[str], targets: Iterable[Target]) -> Iterator[str]:
     """What Megatron-LM asks for and the source does not hold."""
+    yield from note_on_queries(t.name for t in targets)
     yield from note_on_loading(entries)
     trained = {s.parameter for t in targets if (s := section_of(t.name)) and s.kind}
     untold = sorted(trained - {of[0] for name in entries if (of := group_of(name))})

@@ -30,6 +30,7 @@ from intarsia.format.megatron.common import (
     counters_of,
     iteration_to_resume,
     note_on_loading,
+    note_on_queries,
     tensor_of_one,
 )
 from intarsia.format.megatron.configuration.command_line import note_on_options
@@ -110,7 +111,7 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
         remarks += tuple(note_on_norms(old, centered))
     else:
         remarks += tuple(note_on_options(vars(state["args"])))
-    remarks += tuple(note_on_loading(held, "optimizer" in state))
+    remarks += (*note_on_queries(shapes), *note_on_loading(held, "optimizer" in state))
     return Arrangement(files.sizes, slots, files.fixed, closing, remarks, folder)
 
 
