@@ -141,3 +141,53 @@ def test_a_step_that_is_lost_is_missed(tmp_path: Path) -> None:
     lose(source, f"optimizer.step.{EDITED}")
     with pytest.raises(CoverageError, match=f"have no step, the.*{EDITED}"):
         intarsia.convert(source, tmp_path / "out", to="torch_dist")
+
+
+def of_megatron(folder: Path, *, norms: bool = False, **said: bool) -> Path:
+    """A checkpoint of Megatron's whose matrices are stored with three bits of mantissa, and what its run says."""
+    weights = {
+        name: x.to(torch.float8_e4m3fn).to(x.dtype) if x.ndim > 1 or norms else x
+        for name, x in model(CONFIG).items()
+    }
+    intarsia.convert(trained(folder / "hf", **weights), folder / "run", to="torch_dist")
+    (file,) = (folder / "run").glob("iter_*/common.pt")
+    state = torch.load(file, weights_only=False)
+    vars(state["args"]).update(said)
+    torch.save(state, file)
+    for digests in (folder / "run").rglob("intarsia-digests.json"):
+        digests.unlink()  # of other arguments
+    return folder / "run"
+
+
+@pytest.mark.parametrize("by", ["fp8_param_gather", "fp4_param_gather"])
+def test_a_run_that_kept_its_weights_in_fewer_bits_has_no_stale_ones(
+    by: str, tmp_path: Path
+) -> None:
+    source = of_megatron(tmp_path, **{by: True})
+    found = intarsia.verify(source)
+    assert found, found.faults
+    assert any(by in note for note in found.notes)
+    to_fsdp(source, tmp_path / "fsdp")
+    mains, truth = logical_tensors(tmp_path / "fsdp"), logical_tensors(source)
+    assert torch.equal(mains[EDITED], truth[f"optimizer.master.{EDITED}"])
+    compared = intarsia.verify(source, tmp_path / "fsdp")
+    assert compared, compared.different
+    assert any(by in note for note in compared.notes)
+    intarsia.convert(source, tmp_path / "hub", to="hf")
+    assert intarsia.verify(tmp_path / "hub")
+    to_fsdp(tmp_path / "hub", tmp_path / "there")
+    assert intarsia.verify(tmp_path / "there", tmp_path / "fsdp")
+
+
+def test_a_run_that_does_not_say_so_has_stale_ones(tmp_path: Path) -> None:
+    source = of_megatron(tmp_path, fp8_param_gather=False)
+    assert {fault.kind for fault in intarsia.verify(source).faults} == {"master-differs"}
+    with pytest.raises(PrecisionError, match="one of the two is stale"):
+        to_fsdp(source, tmp_path / "out")
+
+
+def test_such_a_run_keeps_its_norms_as_they_are_and_these_may_be_stale(tmp_path: Path) -> None:
+    source = of_megatron(tmp_path, norms=True, fp8_param_gather=True)
+    assert {fault.kind for fault in intarsia.verify(source).faults} == {"master-differs"}
+    with pytest.raises(PrecisionError, match="one of the two is stale"):
+        to_fsdp(source, tmp_path / "out")

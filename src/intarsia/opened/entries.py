@@ -27,7 +27,7 @@ def entries_to_write(
     """What goes along to the destination that a request asks for."""
     writer = format_named(request.to)
     if not wanted.entries:
-        return EntriesToWrite(writer.entries_for_weights(src, partial(_named_entries, src)))
+        return EntriesToWrite(writer.entries_for_weights(src, partial(named_entries, src)))
     if writer.keeps_keys and src.saved:
         src = replace(src, entries=src.saved.objects)
     entries = read_entries(src, budget.memory_bytes // 2)
@@ -35,7 +35,8 @@ def entries_to_write(
     return writer.entries_to_write(SourceWithEntries(src, entries, groups, number), wanted)
 
 
-def _named_entries(src: Manifest, names: Iterable[str]) -> dict[str, bytes]:
+def named_entries(src: Manifest, names: Iterable[str]) -> dict[str, bytes]:
+    """The bytes of some of a source's entries."""
     held = {name: src.entries[name] for name in names}
     with folder_of(src) as folder:
         found = each_entry(replace(src, entries=held), folder, _MOST_ALONE_BYTES)

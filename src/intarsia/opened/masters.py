@@ -1,7 +1,7 @@
 """Weights beside the fp32 main weights that they are rounded from: two values of one fact, which must agree.
 
 A weight is its main weight rounded to nearest even.  Where it is not, one of the two is stale, and
-which one nobody but the user knows.
+which one nobody but the user knows; or the run kept its weights in fewer bits, and says so.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from intarsia.errors import PrecisionError
 from intarsia.family import table_for
 from intarsia.frozen import frozen
 from intarsia.layout import Layout, unravel
+from intarsia.opened.fewer_bits import fewer_bits, may_have_fewer_bits
 from intarsia.planning.manifest import Manifest
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
@@ -65,6 +66,8 @@ def check_rounded(src: Manifest, layouts: Iterable[Layout], budget: Budget, *, h
             return _stale(checkpoint, layout, budget.window_bytes, norm)
 
         found = [x for x in share_out(todo, budget.workers, look) if x is not None]
+    if found and fewer_bits(src):
+        found = [x for x in found if not may_have_fewer_bits(src.logical[x.name])]
     if found:
         raise _contradiction(found, src, hint)
 

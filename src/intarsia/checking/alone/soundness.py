@@ -15,7 +15,11 @@ from intarsia.checking.alone.trainer_files import trainer_file_faults
 from intarsia.checking.alone.training import masters_of_16_bits, notes_on_steps, steps_that_disagree
 from intarsia.checking.alone.unfinished import fault_of, why_unfinished
 from intarsia.checking.alone.unmapped import notes_on_ends, unmapped_faults
-from intarsia.checking.content.masters import masters_that_differ, weights_with_masters
+from intarsia.checking.content.masters import (
+    masters_that_differ,
+    note_on_fewer_bits,
+    weights_with_masters,
+)
 from intarsia.checking.content.one_tensor import content_faults, notes_of
 from intarsia.checking.content.quantised_parts import part_faults
 from intarsia.checking.content.repeats import made_by_copying, repeat_faults
@@ -206,6 +210,7 @@ def _notes(
     yield from manifest.notes
     yield from (x.text.partition("\n")[0] for x in manifest.problems if not x.kind)
     yield from headers.notes()
+    yield from note_on_fewer_bits(manifest)
     yield from notes_on_layers_left_out(table_for(manifest.config), manifest.logical)
     yield from unread_sections(manifest.inventory)
     yield from unread_files(manifest.inventory, _holds_tensors(manifest))

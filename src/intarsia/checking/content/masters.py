@@ -17,6 +17,7 @@ from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError
 from intarsia.frozen import frozen
+from intarsia.opened.fewer_bits import fewer_bits, may_have_fewer_bits
 from intarsia.planning.manifest import Logical, Manifest
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
@@ -34,6 +35,17 @@ def weights_with_masters(logical: Mapping[str, Logical]) -> dict[str, Logical]:
     """The weights that are compared with a main weight."""
     weights = (parameter_of(name) for name in logical if kind_of(name) == MASTER)
     return {n: logical[n] for n in weights if n in logical and logical[n].dtype.floating}
+
+
+def note_on_fewer_bits(manifest: Manifest) -> Iterator[str]:
+    """A note where weights cannot be compared with their main weights."""
+    weights = weights_with_masters(manifest.logical).values()
+    count = sum(map(may_have_fewer_bits, weights))
+    if count and (argument := fewer_bits(manifest)):
+        yield (
+            f"{count:,} weights are not compared with their main weights: the run kept weights in fewer bits"
+            f" ({argument})"
+        )
 
 
 @frozen
@@ -70,6 +82,8 @@ def masters_that_differ(
         and total.count_bytes == weights.get(name, Sum()).count_bytes
         and total != weights[name]
     ]
+    if suspects and fewer_bits(manifest):
+        suspects = [n for n in suspects if not may_have_fewer_bits(manifest.logical[n])]
     if not suspects:
         return
     advance = counting(progress, sum(manifest.logical[name].nbytes for name in suspects))

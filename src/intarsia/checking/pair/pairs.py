@@ -13,6 +13,7 @@ from intarsia.family import table_for
 from intarsia.format.registry import format_named
 from intarsia.frozen import frozen
 from intarsia.mesh import Box
+from intarsia.opened.fewer_bits import fewer_bits, may_have_fewer_bits
 from intarsia.opened.masters import has_own_master, recentred_norms
 from intarsia.planning.manifest import Logical, Manifest
 from intarsia.planning.window import windows
@@ -75,6 +76,7 @@ def match(a: Checkpoint, b: Checkpoint) -> Matched:
     pairs = [
         Pair(x, right[n], n in mains, norms.get(n, PLAIN)) for n, x in left.items() if n in right
     ]
+    pairs, notes = _without_fewer_bits(pairs, a.manifest, b.manifest)
     turns = (both, both[::-1])
     near = [_tied_or_main(ours, theirs, mains) for ours, theirs in turns]
     far = [
@@ -82,7 +84,7 @@ def match(a: Checkpoint, b: Checkpoint) -> Matched:
         for (ours, theirs), found in zip(turns, near, strict=True)
     ]
     pairs += [pair for found in (*near, *far) for pair in found.pairs]
-    notes = [note for found in (*near, *far) for note in found.notes]
+    notes += [note for found in (*near, *far) for note in found.notes]
     for found, (ours, theirs) in reversed([*zip(near, turns, strict=True)]):
         if found.mains:
             notes.append(
@@ -91,6 +93,21 @@ def match(a: Checkpoint, b: Checkpoint) -> Matched:
             )
     only_in_a, only_in_b = (tuple(found.alone) for found in far)
     return Matched(tuple(pairs), only_in_a, only_in_b, tuple(notes), apart)
+
+
+def _without_fewer_bits(
+    pairs: list[Pair], a: Manifest, b: Manifest
+) -> tuple[list[Pair], list[str]]:
+    """The pairs but for weights that a run kept in fewer bits, where the other side has main weights in their place."""
+    kept = [pair for pair in pairs if not (pair.rounded and may_have_fewer_bits(pair.a))]
+    argument = (fewer_bits(a) or fewer_bits(b)) if len(kept) < len(pairs) else ""
+    if not argument:
+        return pairs, []
+    note = (
+        f"not compared: {len(pairs) - len(kept):,} weights that the run kept in fewer bits ({argument}), of which"
+        " one side has the main weights alone; those are compared"
+    )
+    return kept, [note]
 
 
 @frozen
