@@ -397,6 +397,29 @@ def test_buffers_of_several_types() -> None:
     check(disk.read(model), source)
 
 
+def in_eight_bits(name: str) -> bool:
+    """What TransformerEngine keeps so where weights are gathered in eight bits."""
+    return "layers." in name and "norm" not in name and "router" not in name
+
+
+@pytest.mark.parametrize("kept", [0, 1], ids=["all layers", "but the first"])
+def test_weights_that_a_run_keeps_in_eight_bits_have_buffers_of_bytes(kept: int) -> None:
+    source = Source(case("qwen3_moe", num_experts=2), "megatron", 2, 2)
+    names = FIRST + layers_of(TE + grouped(2), range(4)) + LAST
+    bf16 = {n for n in names if not in_eight_bits(n) or n in layers_of(TE, range(kept))}
+    disk = Disk()
+    for t in range(2):
+        for i, is_bf16 in enumerate((False, True)):
+            params = [source.local(n, t) for n in names if (n in bf16) == is_bf16]
+            kind = "torch.bfloat16" if is_bf16 else "torch.uint8"
+            disk.save(GROUP.format(t, i), params, kind=kind)
+    if kept:
+        with pytest.raises(FormatError, match="no orders"):
+            disk.read(list(source.stored.values()))
+    else:
+        check(disk.read(list(source.stored.values())), source)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     source = Source(case("qwen3"), "megatron", 1, 1)
     disk = Disk()

@@ -20,6 +20,7 @@ from intarsia.family import Param
 from intarsia.format.dcp.metadata import TensorRecord
 from intarsia.format.megatron.keys import Key
 from intarsia.format.megatron.optimizer.buffers import Bucket, BufferPlace, Buffers, buffers_of
+from intarsia.format.megatron.optimizer.eight_bits import is_of_type
 from intarsia.format.megatron.optimizer.parameter_order import (
     SPECS,
     Parameter,
@@ -89,8 +90,7 @@ def _read_all(
 
     The number of groups then gives that of pipeline stages.
     """
-    found: list[Stored] = []
-    twins: list[Stored] = []
+    found, twins = list[Stored](), list[Stored]()
     pp = ep = 1
     for link, by_type in sorted(by_link.items()):
         experts = bool(link)
@@ -109,7 +109,7 @@ def _read_all(
                 hint=_HINT,
             )
         for kind, of_type in by_type.items():
-            params = [s for s in held if len(by_type) == 1 or s.dtype.torch == kind]
+            params = [s for s in held if len(by_type) == 1 or is_of_type(s, kind, by_type)]
             rows = [Param(s.name, s.layout, s.rule, s.value) for s in params]
             for copied, stored in _read(of_type, rows, grid, where):
                 (twins if copied else found).append(stored)
