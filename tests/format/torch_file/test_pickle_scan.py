@@ -17,7 +17,7 @@ from intarsia.dtypes import BY_TORCH
 from intarsia.errors import FormatError
 from intarsia.format.dcp.metadata import Metadata, TensorRecord
 from intarsia.format.dcp.metadata_write import write_metadata
-from intarsia.format.torch_file import pickle_scan
+from intarsia.format.torch_file import pickle_phrases, pickle_scan
 from intarsia.format.torch_file.pickle_scan import MAX_KEYS, MAX_WEIGHT, check_pickle
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Entry
@@ -39,7 +39,7 @@ values = st.recursive(
 
 
 phrases = pytest.mark.skipif(
-    not pickle_scan._MATCHED_RIGHTLY, reason="this Python matches phrases wrongly"
+    not pickle_phrases.MATCHED_RIGHTLY, reason="this Python matches phrases wrongly"
 )
 
 
@@ -68,8 +68,11 @@ def test_what_torch_writes_is_walked_in_phrases_unless_it_is_short(
     }
     write_dcp(tmp_path, tensors | {"entry": {"step": 3}})
     data = (tmp_path / ".metadata").read_bytes()
-    for limit, phrases in ((len(data), pickle_scan._SLOW), (len(data) - 1, pickle_scan._fast())):
-        monkeypatch.setattr(pickle_scan, "_SHORT_BYTES", limit)
+    for limit, phrases in (
+        (len(data), pickle_phrases.OPCODES),
+        (len(data) - 1, pickle_phrases.all_phrases()),
+    ):
+        monkeypatch.setattr(pickle_phrases, "SHORT_BYTES", limit)
         walk = pickle_scan._Walk(data)
         walk.run()
         assert walk.phrase == phrases.match
@@ -77,14 +80,14 @@ def test_what_torch_writes_is_walked_in_phrases_unless_it_is_short(
 
 def test_where_python_matches_phrases_wrongly_opcodes_are_walked_one_by_one(monkeypatch) -> None:
     """Python 3.11.2, which Debian 12 has, called what torch saved no pickle."""
-    monkeypatch.setattr(pickle_scan, "_SHORT_BYTES", 0)
-    monkeypatch.setattr(pickle_scan, "_MATCHED_RIGHTLY", False)
-    monkeypatch.setattr(pickle_scan, "_fast", lambda: pytest.fail("a phrase was used"))
+    monkeypatch.setattr(pickle_phrases, "SHORT_BYTES", 0)
+    monkeypatch.setattr(pickle_phrases, "MATCHED_RIGHTLY", False)
+    monkeypatch.setattr(pickle_phrases, "all_phrases", lambda: pytest.fail("a phrase was used"))
     check_pickle(as_torch_writes(metadata_of(8)))
 
 
 def test_python_before_3_11_5_is_known_by_what_it_matches() -> None:
-    assert (sys.version_info >= (3, 11, 5)) == pickle_scan._MATCHED_RIGHTLY
+    assert (sys.version_info >= (3, 11, 5)) == pickle_phrases.MATCHED_RIGHTLY
 
 
 def metadata_of(chunks: int) -> bytes:
@@ -134,8 +137,8 @@ def test_phrases_weigh_no_less_than_their_opcodes_one_by_one() -> None:
             else:
                 till = chance.randrange(at, min(len(data), at + 40))
                 changed[at:till] = data[till : till + chance.randrange(60)]
-            fast = walked(bytes(changed), pickle_scan._fast())
-            slow = walked(bytes(changed), pickle_scan._SLOW)
+            fast = walked(bytes(changed), pickle_phrases.all_phrases())
+            slow = walked(bytes(changed), pickle_phrases.OPCODES)
             assert (fast is None) == (slow is None)
             if fast is not None and slow is not None:
                 passed += 1
@@ -154,7 +157,7 @@ def test_a_chunk_that_torch_writes_takes_no_step_of_its_own() -> None:
 
         def counted(data: bytes, at: int) -> Any:
             taken.append(at)
-            return pickle_scan._fast().match(data, at)
+            return pickle_phrases.all_phrases().match(data, at)
 
         walk.phrase = counted  # type: ignore[assignment]
         walk.run()

@@ -5,17 +5,21 @@ key.  The hash of a tuple visits all that is nested in it, every time and to any
 two references to a tuple of two references to ... takes forever, and a chain of a million tuples
 ends the process.  So every opcode here moves weights on a stack.  A tuple weighs one more than
 its content, nearly all else weighs one, and what grows too heavy is refused.
-
-Opcodes that follow each other in every checkpoint are matched as one phrase, for speed.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import cache
 
 from intarsia.errors import FormatError
+from intarsia.format.torch_file.pickle_phrases import (
+    EACH_OPERAND,
+    MEMOIZED,
+    OPCODES,
+    each_record,
+    phrases_for,
+)
 
 MAX_WEIGHT = 4096
 """The heaviest tuple; the state of Python's random generator weighs 629."""
@@ -23,53 +27,7 @@ MAX_WEIGHT = 4096
 MAX_KEYS = 10_000
 """How many keys may be of a kind that can be made to collide: tuples, and very large integers."""
 
-_INT = rb"(?:K.|M..|J....|\x8a\x05.{5})"
-_GET = rb"(?:h.|j....)"
-_FLAT = rb"(?:%b(?:\x85|%b(?:\x86|%b\x87))|\(%b{4,16}t)" % ((_INT,) * 4)
-_SIZED, _BARE = rb"%b\x94\x85\x94R\x94" % _FLAT, rb"\(%b{0,16}t\x85R" % _INT
-_PAIRS = rb"(?:%b(?:%b|N|%b(?=[hju]))){0,8}+" % (_GET, _INT, _GET)
-_SIZE_PAIR = rb"%b%b%b%b" % (_GET, _GET, _SIZED, _PAIRS)
-_STATE = rb"(?:%b|%b|[N\x88\x89]){0,16}+" % (_GET, _INT)
-_RECORD = rb"%b\)\x81\x94\}\x94\(%b(?:%b(?:%b)?)?ub" % (_GET, _PAIRS, _SIZE_PAIR, _SIZE_PAIR)
-_TEXT = rb"\x8c(?:%b)" % b"|".join(rb"\x%02x.{%d}" % (n, n) for n in range(256))
-_NAMED = _RECORD.replace(rb"\}\x94\(", rb"\}\x94\((?:%b%b\x94)?" % (_GET, _TEXT))
-_TENSOR = rb"%b\)\x81\x94\}\x94\(%b%b\)\x81\x94\((?P<state>%b)t\x94b%b%b%b%b\]\x94\(" % (
-    (_GET, _GET, _GET, _STATE, _GET, _GET, _SIZED, _GET)
-)
-_BARE_RECORD = rb"%b\)\x81\}\((?:%b(?:%b|N|%b(?:(?=[hju])|%b))){0,8}+ub" % (
-    (_GET, _GET, _INT, _GET, _BARE)
-)
-_BARE_TENSOR = (
-    rb"%b\)\x81\}\((?:%b(?:%b|N|%b(?:(?=[hju])|%b|\)\x81\(%btb)|\]\((?:%b)*+e)){0,8}+ub"
-    % (_GET, _GET, _INT, _GET, _BARE, _STATE, _BARE_RECORD)
-)
-_OPCODES = (
-    rb"(?P<get>%b)|(?P<atom>%b|[N\x88\x89)]|G.{8})|(?P<close>ub)|(?P<memoize>\x94)"
-    rb"|(?P<text>\x8c.|X....)" % (_GET, _INT)
-)
-_SLOW = re.compile(_OPCODES, re.DOTALL)
-_PHRASES = (
-    rb"(?P<records>(?:%b){1,4096}+)|(?P<tensor>%b(?P<chunks>(?:%b)*+)eub)"
-    % (_NAMED, _TENSOR, _RECORD)
-    + rb"|(?P<bare>%b|\}\((?:%b%b)*+u)" % (_BARE_TENSOR, _BARE_RECORD, _BARE_RECORD)
-    + rb"|(?P<size>%b)|(?P<bare_size>%b)|" % (_SIZED, _BARE)
-    + _OPCODES
-)
-_SHORT_BYTES = 32 << 10
-"""Pickles up to here are walked in less time than it takes to compile the phrases."""
-
-_MATCHED_RIGHTLY = re.match(rb"(?:ab?c)++", b"aca")[0] == b"ac"  # type: ignore[index]
-"""Whether Python goes back within what `++` repeats; before 3.11.5 it does not, and phrases would end in each other."""
-
-_EACH_GET = re.compile(rb"%b|%b|." % (_GET, _INT), re.DOTALL)
 _ATOM, _SHORT, _LONG = 0, 1, 2
-_MEMOIZED = {
-    (b"\x94" * named, b"R" * (sizes > 0), b"R" * (sizes > 1)): bytes(2 + named) + b"\1" * 3 * sizes
-    for named in (0, 1)
-    for sizes in (0, 1, 2)
-}
-"""What each record adds to the memo: itself, its fields, a text of its own, and the three tuples of every size."""
-
 _SIZE = 18  # what a tuple of sixteen integers, wrapped in the arguments of a call, weighs at most
 _LIGHT = 64  # what a key in a phrase may weigh, so that hashing it stays in proportion to its bytes
 _COUNTED = (
@@ -82,16 +40,6 @@ _LINES = dict.fromkeys(b"ILFSVP", 1) | dict.fromkeys(b"ci", 2)
 _SILENT = (0x80, 0x95)  # PROTO and FRAME leave the stack as it is
 _MEMO = tuple(b"qrpg")
 _LARGE_BYTES, _LARGE_DIGITS = 8, 18  # from here on integers may be equal in their hash
-
-
-@cache
-def _fast() -> re.Pattern[bytes]:
-    return re.compile(_PHRASES, re.DOTALL)
-
-
-@cache
-def _each_record() -> re.Pattern[bytes]:
-    return re.compile(_NAMED.replace(rb"\x94)?", rb"(\x94))?").replace(b"R", b"(R)"), re.DOTALL)
 
 
 def check_pickle(data: bytes) -> None:
@@ -115,8 +63,7 @@ class _Walk:
         self.marks: list[int] = []
         self.kinds = bytearray()
         self.memo: dict[int, int] = {}
-        phrases = _MATCHED_RIGHTLY and len(data) > _SHORT_BYTES
-        self.phrase = (_fast() if phrases else _SLOW).match
+        self.phrase = phrases_for(data).match
         self.numbered = False
         self.keys = 0
         self.left = 64 * len(data) + (1 << 20)
@@ -157,8 +104,8 @@ class _Walk:
 
     def _records(self, at: int, end: int) -> int:
         """Number what records add to the memo; how many they are."""
-        found = _each_record().findall(self.data, at, end)
-        self.kinds += b"".join(map(_MEMOIZED.__getitem__, found))
+        found = each_record().findall(self.data, at, end)
+        self.kinds += b"".join(map(MEMOIZED.__getitem__, found))
         return len(found)
 
     def _tensor(self, found: re.Match[bytes]) -> int:
@@ -167,7 +114,7 @@ class _Walk:
         Returns where to walk on: from its start where its chunks could use a heavy key.
         """
         start = len(self.stack)
-        for each in _EACH_GET.findall(found["state"]):
+        for each in EACH_OPERAND.findall(found["state"]):
             if each[0] in b"hj":
                 self._get(int.from_bytes(each[1:], "little"))
             else:
@@ -175,7 +122,7 @@ class _Walk:
         self._tuple(start)
         if self.stack[-1] > _LIGHT:
             self.stack.pop()
-            self.phrase = _SLOW.match
+            self.phrase = OPCODES.match
             return found.start()
         self.kinds += bytes(3)  # the tensor, its fields, its properties
         self._memoize()
@@ -208,7 +155,7 @@ class _Walk:
         weight = self.memo[slot] = self.stack[-1]
         if weight > _LIGHT:
             # A record that is matched as a whole uses what it likes as a key.
-            self.phrase = _SLOW.match
+            self.phrase = OPCODES.match
 
     def _tuple(self, start: int) -> None:
         weight = 1 + sum(self.stack[start:])
