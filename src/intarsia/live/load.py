@@ -20,13 +20,14 @@ from intarsia.family import table_for
 from intarsia.format.registry import find_checkpoint, folder_of, format_named
 from intarsia.live.background import finish_last
 from intarsia.live.entries import extra_in
-from intarsia.live.loading.demand import Demand, Doubts, RankOfMesh, Settled, cast_names, settle
+from intarsia.live.loading.demand import Demand, Doubts, RankOfMesh
 from intarsia.live.loading.fill import Filling, fill, prove
 from intarsia.live.loading.kept import check_kept, kept_of
 from intarsia.live.loading.mapped import map_tensors
 from intarsia.live.loading.materialise import mark_filled
 from intarsia.live.loading.optimizer import OptimizerFilling
 from intarsia.live.loading.other_masters import note_on_other_masters
+from intarsia.live.loading.settled import Settled, cast_names, settle
 from intarsia.live.loading.shared_memory import with_one_source
 from intarsia.live.loading.wanted import Wanted, modules_of
 from intarsia.live.megatron.model import install, is_megatron

@@ -1,21 +1,18 @@
-"""What a rank's memory asks of a checkpoint, found and proven before the first byte is read."""
+"""What a rank's memory asks of a checkpoint, and what this rank alone cannot settle."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from intarsia.checkpoint import Checkpoint
-from intarsia.dtypes import is_lossless
 from intarsia.errors import CoverageError, LayoutError, UsageError, few
 from intarsia.family import Param, table_for
 from intarsia.format.folder.adapters import how_to_load
 from intarsia.format.naming.flat_parameters import flat_parameters, refuse_flat
-from intarsia.format.naming.section import TOP
 from intarsia.layout import Layout
-from intarsia.live.loading.fill import Filling, prove
 from intarsia.live.loading.quantised import check_quantised
 from intarsia.live.megatron import rows as megatron_rows
 from intarsia.live.model.contents import ModelContents
@@ -29,15 +26,13 @@ from intarsia.live.model.holding import (
     is_present,
     memory_id,
     memory_of,
-    placed,
 )
 from intarsia.live.model.names import LiveRows, find_rows
 from intarsia.mesh import Box, Mesh
 from intarsia.opened.equal import equal
 from intarsia.planning.inventory import Role
 from intarsia.planning.manifest import Manifest
-from intarsia.planning.whole_tensor import types_of
-from intarsia.state.names import MASTER, is_state, kind_of, master_of, parameter_of
+from intarsia.state.names import is_state, master_of
 
 RankOfMesh = tuple[Mesh, int]
 
@@ -264,71 +259,6 @@ def _with_tied(found: LiveRows, tensors: Mapping[str, Any]) -> LiveRows:
     return LiveRows({**found.rows, **tied}, tuple(n for n in found.missing if n not in tied))
 
 
-@dataclass(frozen=True)
-class Settled:
-    """What fills each holding as all ranks read it, the tensors read literally, and what no rank takes."""
-
-    fillings: list[Filling]
-    literal: frozenset[str]
-    unused: list[str]
-
-    @property
-    def precise(self) -> list[Layout]:
-        """The weights here whose main weights are taken in their place."""
-        found = (each.layout for each in self.holdings)
-        return [
-            x.rename(parameter_of)
-            for x in found
-            if x.tensors and all(kind_of(name) == MASTER for name in x.tensors)
-        ]
-
-    @property
-    def holdings(self) -> list[Holding]:
-        return [each.holding for each in self.fillings]
-
-
-def _without(unused: Iterable[str], src: Manifest) -> str:
-    """How to load what the model has, and nothing of this."""
-    stored, sections = src.stored, [x for x in src.inventory if x.kind == "section"]
-    (model,) = [x.name for x in sections if x.role is Role.MODEL] or [TOP]
-    if model != TOP and all(name in stored and stored[name].on_disk == name for name in unused):
-        return f"load with section={model!r}, which leaves out what lies beside it"
-    return "load with strict=False if they are not wanted; `report.kept` then names what of the model was not filled"
-
-
-def settle(demand: Demand, doubts: Sequence[Doubts], window_bytes: int, *, strict: bool) -> Settled:
-    """Decide what the ranks have to agree on, from what all of them reported."""
-    unfit = frozenset[str]().union(*(d.unfit for d in doubts))
-    if unfit:
-        name = min(unfit)
-        held = demand.tensors.get(name)
-        here = "" if held is None else f": {placed(held)}, {list(memory_of(held).shape)} here"
-        raise LayoutError(
-            f"the placements of `{name}` do not give the shape of the memory that some rank has{here}",
-            hint="give `shape=` and `stride=` to `DTensor.from_local`, the same on all ranks",
-        )
-    left = frozenset.intersection(*(d.unused for d in doubts))
-    unused = sorted(left - demand.equal_twins(left, window_bytes))
-    if unused and strict:
-        raise CoverageError(
-            f"{len(unused)} tensors of {demand.manifest.path} are not in the model:"
-            f" {few(unused, 4)}",
-            hint=_without(unused, demand.manifest),
-        )
-    stateful = sorted(frozenset.intersection(*(d.unused_state for d in doubts)))
-    if stateful and strict:
-        raise CoverageError(
-            f"{demand.manifest.path} has optimizer state of {len(stateful)} parameters that the"
-            f" optimizer does not update: {few(stateful, 4)}",
-            hint="give an optimizer that updates all of them, or load with strict=False if their"
-            " state is not wanted",
-        )
-    unused += [f"optimizer state of {name}" for name in stateful]
-    literal = frozenset[str]().union(*(d.disputed for d in doubts))
-    fillings = prove(demand.holdings(literal), demand.manifest)
-    return Settled(fillings, literal, unused)
-
-
 def _below(missing: Sequence[str], manifest: Manifest) -> str:
     """How to load tensors that the checkpoint has under one key; "" where it has them under none, or several."""
     first = f".{missing[0]}"
@@ -337,24 +267,3 @@ def _below(missing: Sequence[str], manifest: Manifest) -> str:
     return (
         f'they are below `{found[0]}.`: load with section="{found[0]}"' if len(found) == 1 else ""
     )
-
-
-def cast_names(holdings: Iterable[Holding], manifest: Manifest, *, allowed: bool) -> list[str]:
-    """The tensors whose floating-point type is not the checkpoint's; raise where that may not be."""
-    found = []
-    for each in holdings:
-        for name, dtype in types_of(manifest.logical, each.layout.tensors).items():
-            if name == each.dtype.name:
-                continue
-            floating = dtype.floating and each.dtype.floating
-            if not (floating and allowed):
-                raise LayoutError(
-                    f"`{each.name}` is {each.dtype} in the model and {dtype} in {manifest.path}",
-                    hint="load with cast=True to"
-                    f" {'widen' if is_lossless(dtype, each.dtype) else 'round'} it,"
-                    " or change the model's type"
-                    if floating
-                    else "make the model's tensor of the checkpoint's type",
-                )
-            found.append(each.name)
-    return found

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, few
 from intarsia.layout import Layout, unravel
-from intarsia.live.loading.demand import Settled
 from intarsia.live.loading.fill import Filling
+from intarsia.live.loading.settled import Settled
 from intarsia.live.model.holding import Holding
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Manifest
