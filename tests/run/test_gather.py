@@ -15,7 +15,8 @@ from intarsia.errors import FormatError
 from intarsia.layout import Loop, Piece
 from intarsia.planning.coalesce import MOST_OVER_READ
 from intarsia.run import gather as gathering
-from intarsia.run.gather import Fill, gather
+from intarsia.run.gather import gather
+from intarsia.run.reads import Fill
 from intarsia.store.reading.folder import Folder
 from intarsia.value import Change
 

@@ -26,8 +26,9 @@ from intarsia.planning.proof import Proven
 from intarsia.planning.together import ProvenGroup, Windows, partners, windows_together
 from intarsia.planning.window import windows_beside
 from intarsia.run.budget import Budget
-from intarsia.run.gather import Fill, Straight, gather
+from intarsia.run.gather import gather
 from intarsia.run.progress import Advance
+from intarsia.run.reads import Fill, Straight
 from intarsia.run.room import Bytes, Room, in_parts
 from intarsia.run.sharing import in_steps, share_out
 from intarsia.run.source import Source

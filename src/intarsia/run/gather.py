@@ -1,28 +1,25 @@
-"""Reading: the byte ranges of many copies, each read once, scattered into buffers."""
+"""Carrying out reads: the byte ranges of many copies, each read once, scattered into buffers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from math import prod
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from intarsia.dtypes import BY_NAME, DType
-from intarsia.frozen import frozen
+from intarsia.dtypes import BY_NAME
 from intarsia.layout import Loop, Piece
 from intarsia.planning.coalesce import SourceRuns, grid, merge_runs, runs_of
-from intarsia.run.losses import LossWatch
+from intarsia.run.reads import Fill, Front, Straight, scatter
 from intarsia.run.room import Bytes, Room, in_parts
 from intarsia.run.sharing import in_steps
 from intarsia.store.base import NEAR_BYTES
 from intarsia.store.reading.folder import Folder
-from intarsia.value import Change, Window
-from intarsia.value.bits import bits_dtype
+from intarsia.value import Change
 
 DIRECT_BYTES = 64 << 10
 """A run at least this long is read straight into its destination."""
@@ -38,51 +35,6 @@ _MOST_SCRATCH = 1.25
 
 _scratch = Room()
 _SAME = Change(BY_NAME["U8"], BY_NAME["U8"])
-
-PartBytes = tuple[Bytes, DType]
-"""What a part of a value holds for each place of a buffer, and its element type."""
-
-
-class Front(NamedTuple):
-    """What a chunk is expected to begin with: then its elements are where they are read.
-
-    It is read with them; where the chunk begins in another way, `located` gives what is read instead.
-    """
-
-    start_bytes: int
-    data: bytes
-    located: Callable[[], Iterable[Fill | Straight]] = tuple
-
-
-class Straight(NamedTuple):
-    """A run of a file that is read straight into its destination."""
-
-    file: str
-    start_bytes: int
-    view: memoryview
-    front: Front | None = None
-
-
-@frozen
-class Fill:
-    """One copy from a file into a buffer: `base_bytes` is where the piece's source elements begin.
-
-    `watch` counts the elements whose numbers change; `parts` are what the source's value needs to tell them.
-    """
-
-    file: str
-    base_bytes: int
-    piece: Piece
-    change: Change
-    buffer: Bytes
-    watch: LossWatch | None = None
-    parts: Mapping[str, PartBytes] = field(default_factory=dict)
-    front: Front | None = None
-
-    @property
-    def itemsize(self) -> int:
-        """The bytes of an element in the file."""
-        return self.change.src.itemsize
 
 
 def gather(folder: Folder, fills: Iterable[Fill | Straight]) -> int:
@@ -307,37 +259,3 @@ def _read_together(folder: Folder, file: str, group: Sequence[tuple[Fill, Source
         first = int(run.starts[0]) - start
         scatter(replace(fill, piece=piece), flat, first, (*outer, *inner))
     return scratch.size
-
-
-def scatter(
-    fill: Fill, scratch: Bytes, start_bytes: int, strides: tuple[int, ...] | None = None
-) -> None:
-    """Move a copy's elements from bytes that were read, `start_bytes` being its first element.
-
-    `strides` are those of its loops there, where they are not those in the file.
-    """
-    change = fill.change
-    shape = tuple(loop.n for loop in fill.piece.loops)
-    src: NDArray[Any] = np.ndarray(
-        shape,
-        bits_dtype(change.src),
-        scratch.data,
-        start_bytes,
-        strides or tuple(loop.at * change.src.itemsize for loop in fill.piece.loops),
-    )
-    dst = _places(fill.piece, fill.buffer, change.dst)
-    if change.is_none:
-        dst[...] = src
-        return
-    parts = {name: Window(_places(fill.piece, *held), held[1]) for name, held in fill.parts.items()}
-    window = Window(src, change.src, parts)
-    dst[...] = change.of(window)
-    if fill.watch is not None:
-        fill.watch.see(change, window, dst, fill.piece)
-
-
-def _places(piece: Piece, buffer: Bytes, dtype: DType) -> NDArray[Any]:
-    """The places of a destination buffer that a copy fills."""
-    shape = tuple(loop.n for loop in piece.loops)
-    strides = tuple(loop.to * dtype.itemsize for loop in piece.loops)
-    return np.ndarray(shape, bits_dtype(dtype), buffer.data, piece.to * dtype.itemsize, strides)

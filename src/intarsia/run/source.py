@@ -18,9 +18,10 @@ from intarsia.mesh import Box
 from intarsia.planning.copy import Copy, copies_into
 from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.planning.proof import Proven
-from intarsia.run.gather import Fill, Front, PartBytes, Straight, gather, read_fronts
+from intarsia.run.gather import gather, read_fronts
 from intarsia.run.located import locate_chunk
 from intarsia.run.losses import Losses, LossWatch
+from intarsia.run.reads import Fill, Front, PartBytes, Straight
 from intarsia.run.room import Bytes
 from intarsia.store.reading.folder import Folder
 from intarsia.value import Change

@@ -35,8 +35,9 @@ from intarsia.layout import clip
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored
 from intarsia.planning.proof import prover_of
 from intarsia.planning.proof.links import Links
-from intarsia.run.gather import Fill, gather
+from intarsia.run.gather import gather
 from intarsia.run.located import locate_chunk
+from intarsia.run.reads import Fill
 from intarsia.run.room import Room
 from intarsia.run.sums.checksum import crc32, crc32_of, full, join
 from intarsia.run.sums.hashing import add_to

@@ -25,9 +25,10 @@ from intarsia.planning.manifest import Manifest
 from intarsia.planning.proof import Gap, Proven, prover_of
 from intarsia.planning.window import flat_start, windows
 from intarsia.run.budget import Budget
-from intarsia.run.gather import Fill, Straight, gather
+from intarsia.run.gather import gather
 from intarsia.run.losses import Losses
 from intarsia.run.progress import Advance
+from intarsia.run.reads import Fill, Straight
 from intarsia.run.room import Bytes
 from intarsia.run.sharing import in_steps, share_out
 from intarsia.run.source import Source
