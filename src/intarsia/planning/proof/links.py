@@ -8,24 +8,27 @@ a target → what is written          its boxes tile it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from math import prod
 from typing import Any
-
-import numpy as np
 
 from intarsia.errors import few
 from intarsia.frozen import frozen
 from intarsia.layout import Layout, Piece, cover, tally, unravel
 from intarsia.mesh import Box, Shape
-from intarsia.planning.chunks import Chunks, columns_of
-from intarsia.planning.made_when_asked import MadeWhenAsked
+from intarsia.planning.chunks import columns_of
 from intarsia.planning.manifest import Manifest, Stored, Target
+from intarsia.planning.proof.stored_as_is import (
+    in_one_chunk,
+    is_one_chunk,
+    is_whole,
+    runs_of_files,
+    whole_in_columns,
+)
 from intarsia.planning.proof.template import Templates
 from intarsia.planning.proof.tiling import TilingFault, tiling_fault
-from intarsia.planning.whole_tensor import WholeTensor, not_whole
+from intarsia.planning.whole_tensor import WholeTensor
 from intarsia.value import Value
 
 
@@ -59,85 +62,18 @@ class Links:
     @cached_property
     def whole(self) -> Mapping[str, WholeTensor]:
         """The logical tensors that are runs of files as they are, and that nothing else holds elements of."""
-        stored, logical = self.src.stored, self.src.logical
-        if not isinstance(stored, MadeWhenAsked) or not isinstance(logical, MadeWhenAsked):
-            return {}
-        found, others, one = dict[str, WholeTensor](), set[str](), logical.held.get
-        held: Stored | WholeTensor
-        for name, held in stored.held.items():
-            if not isinstance(held, WholeTensor):
-                others.update(held.layout.tensors)
-                continue
-            _, dtype, shape, _, length_bytes, _ = held
-            size_bytes = prod(shape) * dtype.itemsize
-            if held.name == name and one(name) is held and length_bytes == size_bytes > 0:
-                found[name] = held
-            else:
-                others.add(held.name)
-        for name in others & found.keys():
-            del found[name]
-        return found
-
-    def runs_of(self, layout: Layout) -> tuple[WholeTensor, ...]:
-        """For each piece of a layout the whole tensor that it is a run of; none unless all are, and fill it in their order.
-
-        Then each place is for one element, which exists, and which one byte range of one file holds.
-        """
-        whole, found, end = self.whole, list[WholeTensor](), 0
-        for p in layout.pieces:
-            held, count = whole.get(p.tensor), p.run
-            if held is None or not count or p.at != end or p.to < 0:
-                return ()
-            if (p.to + count) * held.dtype.itemsize > held.length_bytes:
-                return ()
-            end += count
-            found.append(held)
-        return tuple(found) if end == layout.size else ()
+        return runs_of_files(self.src)
 
     @cached_property
     def in_columns(self) -> Mapping[str, Stored]:
         """The logical tensors that are stored ones as they are, which nothing else holds elements of and whose chunks,
         in columns, nothing is wrong with."""
-        logical, found, others = self.src.logical, dict[str, Stored](), set[str]()
-        alike: dict[Hashable, list[tuple[str, Chunks]]] = {}
-        for stored in not_whole(self.src.stored):
-            layout, chunks = stored.layout, stored.chunks
-            name = layout.pieces[0].tensor if len(layout.pieces) == 1 else ""
-            if not isinstance(chunks, Chunks) or not name or name in found or stored.value.parts:
-                others.update(layout.tensors)
-            elif name not in logical or not is_whole(logical[name].shape, (stored,)):
-                others.add(name)
-            else:
-                found[name] = stored
-                kind = id(chunks.places), id(chunks.boxes), layout.shape, stored.dtype.itemsize
-                alike.setdefault(kind, []).append((name, chunks))
-        for members in alike.values():
-            others.update(self._faulty(members, found[members[0][0]]))
-        if found and isinstance(self.src.stored, MadeWhenAsked):
-            held = self.src.stored.held.values()
-            others.update([x.name for x in held if isinstance(x, WholeTensor)])
-        for name in others & found.keys():
-            del found[name]
-        return found
-
-    def _faulty(self, members: Sequence[tuple[str, Chunks]], first: Stored) -> Iterable[str]:
-        """Which of tensors that are cut alike, `first` among them, have chunks that something is wrong with."""
-        boxes, places = members[0][1].boxes, members[0][1].places
-        if self.tiling(first.shape, boxes) is not None:
-            return [name for name, _ in members]
-        needed = np.array([box.size for box in boxes], np.int64) * first.dtype.itemsize
-        at = np.array([chunks.first for _, chunks in members])[:, None] + np.arange(len(boxes))
-        short = (places.lengths[at] < needed).any(axis=1)
-        return [members[k][0] for k in np.flatnonzero(short).tolist()]
+        return whole_in_columns(self.src, self.tiling)
 
     def stored_fault(self, stored: Stored) -> Gap | None:
         """What is wrong with the chunks of a stored tensor."""
-        chunks = stored.chunks
-        if len(chunks) == 1:
-            box = chunks[0].box
-            whole = box.shape == stored.layout.shape and not any(box.offsets)
-            if whole and chunks[0].length_bytes >= stored.nbytes and not stored.value.parts:
-                return None
+        if is_one_chunk(stored):
+            return None
         known = self._stored.get(id(stored))
         if known is None:
             known = self._stored[id(stored)] = stored, self._stored_fault(stored)
@@ -194,34 +130,14 @@ class Links:
         """What is wrong with a logical tensor: with the stored ones that hold it, or between them."""
         found = self._tensors.get(name)
         if found is None:
-            if name in self.whole or name in self.in_columns or self.whole_source(name) is not None:
+            if name in self.whole or name in self.in_columns:
+                return ()
+            if in_one_chunk(self.src, name) is not None:
                 return ()
             sources = self.src.sources.get(name, ())
             faults = [fault for s in sources if (fault := self.stored_fault(s)) is not None]
-            if not is_whole(self.src.logical[name].shape, sources):
-                faults += self.held_faults(name)
-            found = self._tensors[name] = tuple(faults)
+            found = self._tensors[name] = (*faults, *self.held_faults(name))
         return found
-
-    def whole_source(self, name: str) -> Stored | None:
-        """The stored tensor that is a logical one as it is, in one chunk: then nothing is wrong with either.
-
-        None where that is not so, or not seen at a glance.
-        """
-        sources = self.src.sources.get(name, ())
-        if len(sources) != 1:
-            return None
-        (stored,), shape = sources, self.src.logical[name].shape
-        layout, chunks = stored.layout, stored.chunks
-        if layout.shape != shape or len(layout.pieces) != 1 or len(chunks) != 1:
-            return None
-        (piece,), (chunk,), size = layout.pieces, chunks, prod(shape)
-        if piece.at or piece.to or piece.run != size or stored.value.parts:
-            return None
-        box = chunk.box
-        if box.shape != shape or any(box.offsets):
-            return None
-        return stored if chunk.length_bytes >= size * stored.dtype.itemsize else None
 
     def held_faults(self, name: str) -> Iterator[Gap]:
         """Elements of a logical tensor that its sources hold not at all, or more than once."""
@@ -328,19 +244,6 @@ class Links:
             for piece in stored.layout.pieces:
                 found.setdefault(piece.tensor, []).append(piece)
         return found
-
-
-def is_whole(shape: Shape, sources: tuple[Stored, ...]) -> bool:
-    """Whether one stored tensor is a logical one as it is."""
-    if len(sources) != 1 or len(sources[0].layout.pieces) != 1:
-        return False
-    (piece,) = sources[0].layout.pieces
-    return (
-        sources[0].layout.shape == shape
-        and not piece.at
-        and not piece.to
-        and piece.run == sources[0].layout.size
-    )
 
 
 def _tally_to(pieces: Iterable[tuple[int, Any]]) -> tuple[int, int]:

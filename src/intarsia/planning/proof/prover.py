@@ -17,7 +17,8 @@ from intarsia.planning.chunks import Chunks, FileRanges, Numbers, places_of
 from intarsia.planning.copy import Copy, sources_of
 from intarsia.planning.manifest import Manifest, Stored, Target
 from intarsia.planning.proof.alike import ProvenTargets
-from intarsia.planning.proof.links import Gap, Links, is_whole
+from intarsia.planning.proof.links import Gap, Links
+from intarsia.planning.proof.stored_as_is import in_one_chunk, is_whole, runs_in
 from intarsia.planning.proof.template import Template, Templates
 from intarsia.planning.whole_tensor import WholeTensor
 
@@ -218,7 +219,7 @@ class Prover:
                 f"`{target.name}` would be {target.value}, which can be read but not yet written",
                 hint="write plain numbers: give an element type with --dtype",
             )
-        runs = self.links.runs_of(target.layout)
+        runs = runs_in(target.layout, self.links.whole)
         if runs and self.links.tiling(target.shape, target.boxes) is None:
             return Proven(self.src, target, None, _KEY, runs=runs)
         sources = sources_of(target.layout, self.src)
@@ -323,7 +324,7 @@ class Prover:
         if found is not None:
             return found
         known = name in self.links.whole
-        stored = self.src.stored[name] if known else self.links.whole_source(name)
+        stored = self.src.stored[name] if known else in_one_chunk(self.src, name)
         if stored is not None:
             x = self.src.logical[name]
             target = Target(name, x.dtype, stored.layout, (stored.chunks[0].box,))
