@@ -12,7 +12,7 @@ does not matter: a DTensor counts the elements of all ranks, a plain tensor thos
 
 A model's states are split layer by layer, not by one flag; loading is in `intarsia.live.megatron_load`.
 
-    items = {name: Item.of(param) for name, param in model.named_parameters()}
+    items = {name: ParameterSlice.of(param) for name, param in model.named_parameters()}
     for name in gated_names(model):
         halves = split_state(states[f"{name}.weight"], items[f"{name}.weight"],
                              gated(items[f"{name}.weight"]))

@@ -4,7 +4,7 @@
     optimizer.param_groups.model.norm.weight.lr    by parameter, as torch flattens them
 
 Members are logical tensors here, so that groups outlive a change of dialect; what Megatron makes of
-them is in `megatron_groups`.
+them is in `format/megatron/optimizer/groups.py`.
 """
 
 from __future__ import annotations

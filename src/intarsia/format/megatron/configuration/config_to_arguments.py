@@ -1,9 +1,4 @@
-"""Megatron's arguments and the fields of a hub configuration: one table, read both ways.
-
-`arguments_of_config` says in Megatron-LM's words what a configuration means, and lists what those
-words cannot say.  `model_facts` brings arguments, whoever stored them, into one form, so that two
-sources can be compared: a model has one number of heads and one rotation, whoever names them.
-"""
+"""What a configuration of the hub means in the words of Megatron-LM's arguments, and what those cannot say."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@
 Megatron-core up to 0.15 flattens each rank's shard of such a tensor: element `[i, j, f]` of
 what is stored is element `f` of the shard in row `i` and column `j` of the shards' grid.  The
 shape of the tensor itself is beside it in the metadata.  State that is stored in buckets, as
-the distributed optimizer lays it out in memory, is read in `megatron_buckets`.
+the distributed optimizer lays it out in memory, is read in `buckets`.
 """
 
 from __future__ import annotations
