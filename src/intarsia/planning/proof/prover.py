@@ -223,8 +223,6 @@ class Prover:
         if runs and self.links.tiling(target.shape, target.boxes) is None:
             return Proven(self.src, target, None, _KEY, runs=runs)
         sources = sources_of(target.layout, self.src)
-        if self._is_one_whole_tensor(target, sources):
-            return Proven(self.src, target, sources, _KEY)
         key = self._alike.key(target, sources)
         if key is not None and (template := self._alike.proven(key)) is not None:
             return Proven(self.src, target, sources, _KEY, template=template)
@@ -236,19 +234,6 @@ class Prover:
         if key is not None:
             self._alike.add(key, proven.target.boxes, proven.template)
         return proven
-
-    def _is_one_whole_tensor(self, target: Target, sources: tuple[Stored, ...]) -> bool:
-        """Whether a target is one whole stored tensor that is a whole logical one, as most are."""
-        layout, boxes = target.layout, target.boxes
-        if len(sources) != 1 or not len(layout.pieces) == len(sources[0].layout.pieces) == 1:
-            return False
-        if sources[0].layout is not layout and sources[0].layout != layout:
-            return False
-        name = layout.pieces[0].tensor
-        known = name in self.links.whole or name in self.src.logical
-        if not known or self.links.tensor_faults(name):
-            return False
-        return self.links.tiling(layout.shape, boxes) is None
 
     def tensor(self, name: str) -> Proven:
         """The proof of a logical tensor."""
