@@ -7,10 +7,7 @@ and nothing runs; `metadata_write` writes one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import field
-from itertools import chain
-from operator import add, itemgetter
 from typing import Any, Self
 
 from intarsia.collector import paused
@@ -156,45 +153,6 @@ def read_pickled(data: bytes, where: str) -> tuple[Metadata, list[str]]:
 
 def _places(stored: dict[Any, Any]) -> PlaceOf:
     """The blob of each (name, offset); an index also carries a hint that is not part of it."""
-    places = None
-    with suppress(AttributeError, FormatError, LookupError, TypeError, UnsafeError, ValueError):
-        places = _places_at_once(stored)
-    return _places_one_by_one(stored) if places is None else places
-
-
-def _places_at_once(stored: dict[Any, Any]) -> PlaceOf | None:
-    """Where every entry is as it should be, the blobs; each check is one of a whole column."""
-    if {*map(type, stored)} != {_Index} or {*map(type, stored.values())} != {_Place}:
-        return None
-    indices, held = [index.state for index in stored], [place.state for place in stored.values()]
-    names, offsets = [*map(itemgetter("fqn"), indices)], [index.get("offset") for index in indices]
-    files, starts, lengths = (
-        [*map(itemgetter(f), held)] for f in ("relative_path", "offset", "length")
-    )
-    inner = chain.from_iterable([offset for offset in offsets if offset is not None])
-    plain = (
-        {*map(type, names), *map(type, files)} == {str}
-        and {*map(type, offsets)} <= {tuple, type(None)}
-        and {*map(type, inner), *map(type, starts), *map(type, lengths)} == {int}
-        and min(starts) >= 0
-        and min(lengths) >= 0
-        and max(map(add, starts, lengths)) <= LARGEST
-        and not any(place.get("transform_descriptors") for place in held)
-    )
-    if not plain:
-        return None
-    for name in {*names}:
-        check_tensor_name(name)
-    for file in {*files}:
-        check_name(file, "the storage")
-    places = dict(
-        zip(zip(names, offsets, strict=True), zip(files, starts, lengths, strict=True), strict=True)
-    )
-    return places if len(places) == len(stored) else None
-
-
-def _places_one_by_one(stored: dict[Any, Any]) -> PlaceOf:
-    """The same, up to the first entry that is wrong."""
     places: PlaceOf = {}
     files: set[str] = set()
     for index, place in stored.items():
