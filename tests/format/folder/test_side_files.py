@@ -60,6 +60,19 @@ def test_a_configuration_that_cannot_be_read_is_not_taken_for_none(
     assert intarsia.open(src, config=tmp_path / "config.json").family == "llama"
 
 
+@pytest.mark.parametrize("text", ['{"model_type": "llama", ', "[]"])
+def test_a_configuration_that_is_cut_off_is_to_be_restored_or_removed(
+    text: str, tmp_path: Path
+) -> None:
+    src = write_hf(tmp_path / "hf", model(llama_config()), llama_config())
+    (src / "config.json").rename(tmp_path / "config.json")
+    (src / "config.json").write_text(text)
+    with pytest.raises(FormatError, match=r"config\.json is not[\s\S]*hint: restore it, or remove"):
+        intarsia.open(src)
+    (src / "config.json").unlink()
+    assert intarsia.open(src, config=tmp_path / "config.json").family == "llama"
+
+
 @pytest.mark.parametrize("to", ["/etc/passwd", "../../secret", "../../blobs/../secret", "../other/x.json", "../../blobs/leads-out"])  # fmt: skip
 def test_a_link_that_leads_elsewhere_is_refused_and_nothing_is_written(
     tmp_path: Path, to: str

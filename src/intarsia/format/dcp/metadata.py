@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from intarsia.collector import paused
 from intarsia.dtypes import BY_TORCH, DType
-from intarsia.errors import FormatError, UnsafeError, UnsupportedError, few
+from intarsia.errors import FormatError, UnsupportedError, few
 from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.dcp.metadata_chunks import Cuts, PlaceOf, chunks_of
 from intarsia.format.torch_file.inert import Inert, brief
@@ -137,8 +137,6 @@ def read_pickled(data: bytes, where: str) -> tuple[Metadata, list[str]]:
         )
     try:
         return _matched(described, _places(stored), fields, len(data))
-    except UnsafeError as error:
-        raise UnsafeError(f"{error} - at {where}") from None
     except FormatError as error:
         hint = error.hint or "the metadata is damaged: restore it, or save the checkpoint again"
         raise type(error)(

@@ -34,6 +34,7 @@ HEADERS = "safetensors_metadata.json"
 CONFIG = "config.json"
 MAX_SIDE_BYTES = 256 << 20
 MAX_CONFIG_BYTES = 16 << 20
+_RESTORE = "restore it, or remove what has its name and give the configuration with --config"
 
 
 def check_sides(sides: Sequence[SideFile]) -> None:
@@ -71,11 +72,11 @@ def config_in_folder(root: PurePath) -> Mapping[str, Any] | None:
     if itself(path) is None:
         return None
     if is_file(path):
-        return read_config(path)
+        return read_config(path, _RESTORE)
     raise FormatError(
         f"{path} is there and no file that can be read"
         + (": the link leads to nothing" if is_link(path) else ""),
-        hint="restore it, or remove what has its name and give the configuration with --config",
+        hint=_RESTORE,
         kind="file-missing",
     )
 
@@ -98,16 +99,18 @@ def config_given(path: str | PurePath) -> Mapping[str, Any]:
     return config
 
 
-def read_config(path: PurePath) -> Mapping[str, Any]:
+def read_config(path: PurePath, hint: str | None = None) -> Mapping[str, Any]:
     """A model's `config.json`, or a file like it."""
     with Folder(path.parent) as folder:
         if folder.size(path.name) > MAX_CONFIG_BYTES:
             raise FormatError(
                 f"{path} has more than {MAX_CONFIG_BYTES:,} bytes, which no configuration has"
             )
-        config = parse_json(folder.read_all(path.name), str(path), unique=False)
+        config = parse_json(folder.read_all(path.name), str(path), hint=hint, unique=False)
     if not isinstance(config, dict):
-        raise FormatError(f"{path} is not a JSON object, so it is no model configuration")
+        raise FormatError(
+            f"{path} is not a JSON object, so it is no model configuration", hint=hint
+        )
     return config
 
 
