@@ -10,7 +10,7 @@ import torch
 
 from intarsia.errors import few
 from intarsia.format.optimizer_state.parameter_groups import MEMBERS
-from intarsia.run.losses import Changed
+from intarsia.run.losses import Changed, summary
 
 Settings = dict[str, Any]
 
@@ -22,6 +22,7 @@ class Counts:
     tensors: int = 0
     state_tensors: int = 0
     hyperparameters: list[Settings] = field(default_factory=list)
+    changed: list[Changed] = field(default_factory=list)
 
     @staticmethod
     def of(tensors: int, states: Iterator[Mapping[str, Any]], groups: list[Settings]) -> Counts:
@@ -86,6 +87,12 @@ class Saved:
     state_tensors: int = 0
     hyperparameters: list[Settings] = field(default_factory=list)
     extra: list[str] = field(default_factory=list)
+    changed: list[Changed] = field(default_factory=list)
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be said of the numbers that this rank holds and that are not written as they are."""
+        return summary(tuple(self.changed))
 
     def __str__(self) -> str:
         first = (
@@ -93,7 +100,8 @@ class Saved:
             f" {self.written_bytes:,} of {self.total_bytes:,} bytes by this rank in {self.seconds:.1f} s"
         )
         extra = [f"extra    {', '.join(self.extra)}"] if self.extra else []
-        return "\n".join([first, *_groups(self.hyperparameters), *extra])
+        notes = (f"note     {note}" for note in self.notes)
+        return "\n".join([first, *_groups(self.hyperparameters), *extra, *notes])
 
 
 def _counted(tensors: int, state: int) -> str:

@@ -51,8 +51,7 @@ class LossWatch:
         if change.is_lossless:
             return
         if change.recentres:
-            undone = change.back.of(Window(after, change.dst))
-            self._add(Effect.RECENTRED, np.count_nonzero(undone != before.bits))
+            self._add(Effect.RECENTRED, recentred(change, before, after))
             return
         flat, made = before.reshape(-1), after.reshape(-1)
         usual = change.keeps_value and (change.src.name, change.dst.name) == ("F32", "BF16")
@@ -90,6 +89,12 @@ class LossWatch:
             f" (its greatest number is {greatest(dst):.6g})",
             hint=f"choose a wider type, such as {wider}",
         )
+
+
+def recentred(change: Change, before: Window, after: Bits) -> int:
+    """How many elements of a norm a change of its centre rounded: those that the way back does not give again."""
+    undone = change.back.of(Window(after, change.dst))
+    return int(np.count_nonzero(undone != before.bits))
 
 
 def _is_ordinary(bf16: Bits) -> bool:

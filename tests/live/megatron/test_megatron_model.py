@@ -131,6 +131,28 @@ def test_saving_asks_for_the_configuration(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("centered", [False, True])
+def test_a_save_reports_the_elements_that_another_centre_of_norms_rounds(
+    centered: bool, background: bool, tmp_path: Path
+) -> None:
+    model: Any = last_stage(1, 1, centered)
+    with torch.no_grad():
+        for live in live_tensors(model):
+            live.tensor.fill_(0.5)
+        model.decoder.final_layernorm.weight[:3] = 1e-9  # 1 + 1e-9 is 1 in single precision
+        model.decoder.layers[0].self_attention.q_layernorm.weight[0] = 1e-10
+    found = intarsia.save(tmp_path / "out", model, config=CONFIG, background=background)
+    report = found.wait() if background else found
+    rounded = {each.tensor: each.recentred for each in report.changed}
+    expected = {"model.norm.weight": 3, "model.layers.1.self_attn.q_norm.weight": 1}
+    assert rounded == (expected if centered else {})
+    said = "note     4 elements of 2 norms were rounded, `model.norm.weight` among them"
+    assert (said in str(report)) == centered
+    with intarsia.open(tmp_path / "out") as ck:
+        assert report.tensors == len(ck.keys())
+
+
 def test_two_models_with_the_same_layers_are_not_saved_as_one(tmp_path: Path) -> None:
     models = [last_stage(1, 1), last_stage(1, 1)]
     with pytest.raises(CoverageError, match=r"rank 0 holds .* of `.*` twice"):

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from intarsia.dtypes import DType
 from intarsia.errors import FamilyError, few
 from intarsia.family import Param, Table, table_for
 from intarsia.format.megatron.fsdp_dtensor.keys import FsdpRows
@@ -27,7 +26,8 @@ from intarsia.live.model.holding import dtype_of, held_layout, is_dtensor, memor
 from intarsia.live.model.names import LiveRows
 from intarsia.live.saving.parts import HeldPart
 from intarsia.opened.lazy_tensor import as_torch
-from intarsia.value import Value, Window
+from intarsia.run.losses import Changed, recentred
+from intarsia.value import Change, Window
 from intarsia.value.bits import bits_dtype
 
 
@@ -56,8 +56,10 @@ def memory_and_rows(
     return {each.live.name: each.memory for each in held}, LiveRows(found, missing)
 
 
-def parts_of_megatron(into: Any, config: Mapping[str, Any] | None) -> Iterator[HeldPart]:
-    """The boxes of logical tensors that this rank holds."""
+def parts_of_megatron(
+    into: Any, config: Mapping[str, Any] | None
+) -> tuple[list[HeldPart], list[Changed]]:
+    """The boxes of logical tensors that this rank holds, and the tensors that they hold rounded."""
     table = _table(into, config)
     held = held_tensors(into, config)
     unknown = [each.live.name for each in held if each.row is None]
@@ -67,9 +69,15 @@ def parts_of_megatron(into: Any, config: Mapping[str, Any] | None) -> Iterator[H
             f" {few(unknown, 4)}",
             hint="give the `config` that the model was built from",
         )
+    parts, changed = list[HeldPart](), list[Changed]()
     for each in held:
         assert each.row is not None
-        yield from _parts(each.row, each.memory, table)
+        numbers, lost = _numbers(each.row, each.memory)
+        own = [*_parts(each.row, numbers, table)]
+        parts += own
+        if lost:
+            changed.append(Changed(own[0].name, numbers.numel(), own[0].dtype.name, recentred=lost))
+    return parts, changed
 
 
 def _table(into: Any, config: Mapping[str, Any] | None) -> Table:
@@ -107,18 +115,20 @@ def _layout(whole: Layout, tensor: Any, item: ParameterSlice) -> Layout:
     return whole.reshape(-1).narrow(0, item.start, item.stop).reshape(*shape)
 
 
-def _decoded(stored: torch.Tensor, dtype: DType, value: Value) -> torch.Tensor:
-    """The numbers of elements that a model keeps in its own way."""
-    held = as_bytes(stored.cpu().contiguous()).view(bits_dtype(dtype))
-    found = as_torch(value.decode(Window(held, dtype), dtype).view(np.uint8), dtype, held.shape)
-    return found.to(stored.device)
+def _numbers(row: Param, memory: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The numbers of elements that a model may keep in its own way, and how many of them are rounded."""
+    flat, dtype = memory.reshape(-1), dtype_of(memory, row.name)
+    if row.value.is_plain:
+        return flat, 0
+    change = Change(dtype, dtype, row.value)
+    held = Window(as_bytes(flat.cpu().contiguous()).view(bits_dtype(dtype)), dtype)
+    found = change.of(held)
+    numbers = as_torch(found.view(np.uint8), dtype, found.shape)
+    return numbers.to(flat.device), recentred(change, held, found)
 
 
-def _parts(row: Param, memory: torch.Tensor, table: Table) -> Iterator[HeldPart]:
-    dtype = dtype_of(memory, row.name)
-    flat = memory.reshape(-1)
-    if not row.value.is_plain:
-        flat = _decoded(flat, dtype, row.value)
+def _parts(row: Param, flat: torch.Tensor, table: Table) -> Iterator[HeldPart]:
+    dtype = dtype_of(flat, row.name)
     for piece in row.layout.pieces:
         name = table.tied.get(piece.tensor, piece.tensor)
         shape = table.logical[name]

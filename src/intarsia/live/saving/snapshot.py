@@ -56,13 +56,13 @@ def snapshot(
     given = packed(extra)
     if is_megatron(model):
         refuse_optimizer(optimizer)
-        boxes = enumerate(megatron_rows.parts_of_megatron(model, config))
-        parts = {f"{k} {p.name}{p.box}": p for k, p in boxes}
+        boxes, changed = megatron_rows.parts_of_megatron(model, config)
+        parts = {f"{k} {p.name}{p.box}": p for k, p in enumerate(boxes)}
         memory_here = {key: p.memory for key, p in parts.items()}
         return Snapshot(
             memory_here,
             lambda memory: (replace(p, memory=memory[key]) for key, p in parts.items()),
-            {}, given, hub_config(config), Counts(len(parts)),
+            {}, given, hub_config(config), Counts(len({p.name for p in boxes}), changed=changed),
         )  # fmt: skip
     contents = ModelContents.of(model)
     tensors = dict(contents.tensors)

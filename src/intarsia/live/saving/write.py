@@ -101,6 +101,7 @@ def write(
         what.counts.state_tensors,
         what.counts.hyperparameters,
         sorted(what.extra),
+        what.counts.changed,
     )
 
 
