@@ -109,6 +109,20 @@ def test_settings_are_compared_between_formats(tmp_path: Path) -> None:
             assert found.equal is equal, [str(each) for each in found.beside]
 
 
+def test_what_arguments_of_megatron_fsdp_say_of_a_mesh_is_no_difference(tmp_path: Path) -> None:
+    other = CONFIG | {"rms_norm_eps": 0.5}
+    for name, mesh, config in (("a", "tp=2", CONFIG), ("b", "tp=1", CONFIG), ("c", "tp=2", other)):
+        src = write_hf(tmp_path / f"src-{name}", model(CONFIG), config)
+        intarsia.convert(src, tmp_path / name, to="fsdp_dtensor", mesh=mesh)
+    found = intarsia.verify(tmp_path / "a", tmp_path / "b")
+    assert found.equal
+    said = [(x.verdict, x.text) for x in found.beside if x.name.startswith("args")]
+    assert said == [("equal", "but for the mesh that it is of")]
+    found = intarsia.verify(tmp_path / "b", tmp_path / "c")
+    wrong = {x.name for x in found.beside if x.part == "object" and x.verdict == "different"}
+    assert wrong == {"args.norm_epsilon", "args.layernorm_epsilon"}
+
+
 def test_what_megatrons_common_state_says_of_a_mesh_is_no_difference(tmp_path: Path) -> None:
     src = write_hf(tmp_path / "src", model(CONFIG), CONFIG)
     for name, mesh in (("a", "tp=2,pp=2"), ("b", "tp=2")):

@@ -132,13 +132,16 @@ def _same_name(name: str, left: bytes, right: bytes) -> Iterator[NonTensor]:
         return
     one, other = (plain_object(name, data) for data in (left, right))
     settings = is_settings(name) and isinstance(one, Mapping) and isinstance(other, Mapping)
-    for key in sorted({*one, *other}, key=str) if settings else ():
-        x, y = one.get(key), other.get(key)
-        if not _alike(x, y):
-            run = is_of_the_run(key, x, y)
-            yield NonTensor("object", f"{name}.{key}", DIFFERENT, _both(x, y), counts=run)
     if not settings:
         yield NonTensor("object", name, DIFFERENT, _both(one, other), counts=True)
+        return
+    wrong = [k for k in sorted({*one, *other}, key=str) if not _alike(one.get(k), other.get(k))]
+    for key in wrong:
+        x, y = one.get(key), other.get(key)
+        run = is_of_the_run(key, x, y)
+        yield NonTensor("object", f"{name}.{key}", DIFFERENT, _both(x, y), counts=run)
+    if not wrong:
+        yield NonTensor("object", name, EQUAL, "but for the mesh that it is of")
 
 
 def _settings(

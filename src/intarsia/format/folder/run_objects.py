@@ -48,22 +48,24 @@ def is_of_the_run(key: Any, x: Any, y: Any) -> bool:
 
 def plain_object(name: str, data: bytes, take: Callable[[Any], Any] = plain) -> Any:
     """An object as plain values, as `take` takes them; `DROPPED` where it is none."""
-    from intarsia.format.megatron.common import arguments_of, read_state  # few have objects
+    from intarsia.format.megatron.common import read_state  # few have objects
     from intarsia.format.torch_file.torch_zip import read_object
 
     try:
         value = (read_state if name == COMMON_OBJECT else read_object)(data, name)
         if name == ARGUMENTS:
-            value = arguments_of({ARGUMENTS: value})
+            value = _arguments({ARGUMENTS: value}, beside_mesh=take is plain)
         if name == COMMON_OBJECT and take is plain and isinstance(value, dict):
-            value = {k: v for k, v in value.items() if k != ARGUMENTS} | _named_arguments(value)
+            said = _arguments(value, beside_mesh=True)
+            value = {k: v for k, v in value.items() if k != ARGUMENTS}
+            value |= {f"{ARGUMENTS}.{k}": v for k, v in said.items()}
         return take(value)
     except (IntarsiaError, *BROKEN_ZIP):
         return DROPPED
 
 
-def _named_arguments(common: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments in Megatron's common state that do not say which ranks hold what, by their own names."""
+def _arguments(common: Mapping[str, Any], *, beside_mesh: bool) -> dict[str, Any]:
+    """Megatron's arguments, perhaps without those that say which ranks hold what."""
     from intarsia.format.megatron.common import arguments_of
     from intarsia.format.megatron.configuration.written_arguments import (
         OF_STAGES,
@@ -72,4 +74,4 @@ def _named_arguments(common: Mapping[str, Any]) -> dict[str, Any]:
 
     of_mesh = {*arguments_of_mesh(Mesh()), *OF_STAGES, "data_parallel_size"}
     held = arguments_of(common).items()
-    return {f"{ARGUMENTS}.{k}": v for k, v in held if k not in of_mesh}
+    return {k: v for k, v in held if not (beside_mesh and k in of_mesh)}
