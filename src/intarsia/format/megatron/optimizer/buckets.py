@@ -20,7 +20,7 @@ from intarsia.family import Param
 from intarsia.format.dcp.metadata import TensorRecord
 from intarsia.format.megatron.keys import Key
 from intarsia.format.megatron.optimizer.buffers import Bucket, BufferPlace, Buffers, buffers_of
-from intarsia.format.megatron.optimizer.eight_bits import is_of_type
+from intarsia.format.megatron.optimizer.eight_bits import is_of_type, why_unfit
 from intarsia.format.megatron.optimizer.parameter_order import (
     SPECS,
     Parameter,
@@ -111,7 +111,7 @@ def _read_all(
         for kind, of_type in by_type.items():
             params = [s for s in held if len(by_type) == 1 or is_of_type(s, kind, by_type)]
             rows = [Param(s.name, s.layout, s.rule, s.value) for s in params]
-            for copied, stored in _read(of_type, rows, grid, where):
+            for copied, stored in _read(of_type, rows, grid, where, why_unfit(by_type)):
                 (twins if copied else found).append(stored)
     sizes = {"tp": tp, "etp": etp, "ep": ep, "pp": pp}
     shown = [f"{axis}={n}" for axis, n in sizes.items() if axis in ("tp", "pp") or len(by_link) > 1]
@@ -129,7 +129,6 @@ def _cuts(model: Iterable[Stored]) -> list[int]:
 
 
 _HINT = "save with --dist-ckpt-optim-fully-reshardable, or convert with --optimizer drop"
-_FROZEN = "frozen parameters have no place in buckets, and nothing says which they are"
 
 
 @frozen
@@ -160,7 +159,7 @@ class RankGrid:
 
 
 def _read(
-    buffers: Buffers, rows: Sequence[Param], grid: RankGrid, where: str
+    buffers: Buffers, rows: Sequence[Param], grid: RankGrid, where: str, why_unfit: str
 ) -> Iterator[tuple[bool, Stored]]:
     fits: dict[Any, list[_Placed]] = {}
     for spec in SPECS:
@@ -174,7 +173,7 @@ def _read(
         orders = f"{len(fits) or 'no'} orders of {len(rows):,} parameters"
         raise FormatError(
             f"{where}: {orders} fit the optimizer's {len(buffers)} buffers ({grid})",
-            hint=_HINT if fits else f"{_FROZEN}; {_HINT}",
+            hint=_HINT if fits else f"{why_unfit}; {_HINT}",
         )
     for buckets, rank, entries in next(iter(fits.values())):
         yield from _stored(buckets, rank, entries)

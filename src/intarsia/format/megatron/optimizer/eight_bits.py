@@ -23,6 +23,13 @@ def is_of_type(stored: Stored, kind: str, kinds: Collection[str]) -> bool:
     return stored.dtype.torch == kind
 
 
+def why_unfit(kinds: Collection[str]) -> str:
+    """Why parameters may not fit buffers of these element types."""
+    frozen = "frozen parameters have no place in buckets, and nothing says which they are"
+    bf16 = "buckets of a run in eight bits are read where it kept no layer in bf16 (--first-last-layers-bf16)"
+    return f"{bf16}; {frozen}" if _BYTES in kinds else frozen
+
+
 def _is_linear(stored: Stored) -> bool:
     key = Key.parse(stored.name)
     return bool(key.head) and len(stored.shape) == 2 and not key.rest.endswith(_IN_BF16)
