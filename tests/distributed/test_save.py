@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import itertools
 import json
 import os
 import time
@@ -24,6 +25,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 import intarsia
 from intarsia.live import background
 from intarsia.live.saving import copying
+from intarsia.run.ranks.crew import Crew
 from intarsia.store.writing import staging
 from tests.distributed.ranks import on_ranks, outcomes
 from tests.distributed.small_model import build, everything, optimizer_of, step
@@ -488,6 +490,37 @@ def test_a_rank_that_dies_while_saving_leaves_the_last_checkpoint_good(tmp_path:
     again = {"w": torch.empty(6, 2)}
     intarsia.load(tmp_path, into=again)
     assert bool((again["w"] == 1).all())
+
+
+def dying_late(folder: Path) -> str:
+    """Rank 1 dies when it has told the first what it wrote; all that is left is to commit."""
+    mesh = init_device_mesh("cpu", (3,))
+    held = DTensor.from_local(torch.ones(2, 2), mesh, [Shard(0)])
+    if dist.get_rank() == 1:
+        honest, times = Crew._gather, itertools.count()
+
+        def last(self: Crew, value: object) -> list[object]:
+            found = honest(self, value)
+            if next(times) == 1:
+                time.sleep(0.5)  # the first has it by then
+                os._exit(9)
+            return found
+
+        Crew._gather = last  # type: ignore[method-assign]
+    try:
+        intarsia.save(folder / "step-1", {"w": held})
+    except intarsia.IntarsiaError as error:
+        return str(error)
+    return ""
+
+
+def test_a_rank_that_dies_when_it_has_written_hides_no_commit(tmp_path: Path) -> None:
+    found = outcomes(3, dying_late, tmp_path, seconds=90)
+    assert found[1] == (False, "it died")
+    assert "lost the connection to the other 2 ranks" in found[0][1]
+    assert f"{tmp_path / 'step-1'} is complete and in its place" in found[0][1]
+    assert (tmp_path / "latest").read_text() == "step-1\n"
+    assert intarsia.verify(tmp_path / "step-1")
 
 
 def gone_before_the_first(folder: Path) -> str:

@@ -52,9 +52,21 @@ if os.environ.get("RANK") == os.environ.get("DYING_RANK", "none"):
         return honest(*arguments)
 
     os.pwritev = dies
+if os.environ.get("RANK") == os.environ.get("LATE_RANK", "none"):
+    from intarsia.conversion import running
+
+    honest_commit = running.Staging.commit
+
+    def commits_and_dies(staging):
+        honest_commit(staging)
+        os.kill(os.getpid(), 9)
+
+    running.Staging.commit = commits_and_dies
+    if os.environ["RANK"] != "0":
+        running._committed = lambda *_: os.kill(os.getpid(), 9)
 """
 """Small windows, so that every rank has work; ranks as if on several machines; one rank whose disk is
-full, or one that is killed."""
+full, or one that is killed: while it moves bytes, or when all that it was to do is done."""
 
 
 @pytest.fixture
@@ -90,19 +102,49 @@ def test_four_processes_write_the_bytes_that_one_writes(src: Path, tmp_path: Pat
     assert not leftovers(tmp_path)
 
 
-def test_ranks_of_one_machine_need_no_torch(src: Path, tmp_path: Path) -> None:
-    """Two processes as torchrun starts them, where no torch can be imported."""
+def two_processes(
+    tmp_path: Path, file: str, code: str, *words: object, **changes: str
+) -> list[tuple[int, str]]:
+    """How a command ended on two processes as torchrun starts them, with a module of ours before all others."""
     (tmp_path / "patch").mkdir()
-    (tmp_path / "patch" / "torch.py").write_text("raise ImportError('torch is not wanted')")
+    (tmp_path / "patch" / file).write_text(code)
     job = {"PYTHONPATH": f"{tmp_path / 'patch'}:{ROOT / 'src'}", "TORCHELASTIC_RUN_ID": str(tmp_path),
            "MASTER_ADDR": "localhost", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}  # fmt: skip
-    words = [sys.executable, "-m", "intarsia", "convert", src, tmp_path / "two", "--to", "dcp"]
     ranks = [
-        subprocess.Popen(words, env={**os.environ, **job, "RANK": str(rank)}) for rank in range(2)
+        subprocess.Popen(
+            [sys.executable, "-m", "intarsia", *map(str, words)],
+            env={**os.environ, **job, **changes, "RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
     ]
-    assert [rank.wait(60) for rank in ranks] == [0, 0]
+    told = [rank.communicate(timeout=60)[1] for rank in ranks]
+    return [(rank.returncode, said) for rank, said in zip(ranks, told, strict=True)]
+
+
+def test_ranks_of_one_machine_need_no_torch(src: Path, tmp_path: Path) -> None:
+    no_torch = "raise ImportError('torch is not wanted')"
+    words = ["convert", src, tmp_path / "two", "--to", "dcp"]
+    assert two_processes(tmp_path, "torch.py", no_torch, *words) == [(0, ""), (0, "")]
     intarsia.convert(src, tmp_path / "one", to="dcp", workers=1)
     assert files_of(tmp_path / "two") == files_of(tmp_path / "one")
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_that_dies_when_its_work_is_done_hides_no_commit(
+    src: Path, tmp_path: Path, late: int
+) -> None:
+    out = tmp_path / "out"
+    words = ["convert", src, out, "--to", "dcp"]
+    ended = two_processes(tmp_path, "sitecustomize.py", PATCH, *words, LATE_RANK=str(late))
+    assert ended[late] == (-9, "")
+    status, said = ended[1 - late]
+    assert status == 2
+    assert "lost the connection" in said
+    assert f"{out} is complete and in its place" in said
+    assert intarsia.verify(src, out)
+    assert not leftovers(tmp_path)
 
 
 @pytest.mark.parametrize("broken", [pytest.param("0", marks=pytest.mark.slow), "2"])

@@ -30,6 +30,7 @@ def begin(
     if resume and found is not None:
         if _was_committed(found, staging, arrangement):
             _check_same(found, facts, staging)
+            staging.number = found.folder
             finished = "an earlier run had finished; only its leftovers were removed"
             return True, [finished, *staging.settle_down()]
         if _is_there(found, staging):
@@ -69,12 +70,14 @@ def _go_on(
 
 def keep_what_is_proven(job: Job, staging: Staging, error: BaseException) -> None:
     """After a failure: leave what a later run can take up, and say so; clear the rest."""
-    if not staging.owned or isinstance(error, UsageError):
-        staging.abandon(keep=True)
-        return
     if staging.committed:
         staging.abandon(keep=True)
-        add_hint(error, "run again with --resume to check")
+        add_hint(error, staging.in_place)
+        if exists(staging.journal):
+            add_hint(error, "run again with --resume to check")
+        return
+    if not staging.owned or isinstance(error, UsageError):
+        staging.abandon(keep=True)
         return
     void = isinstance(error, FormatError | CoverageError | PrecisionError)
     kept = 0 if void or staging.is_broken(error) else _kept(job, staging)

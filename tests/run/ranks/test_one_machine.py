@@ -135,6 +135,19 @@ def test_all_ranks_hear_who_did_not_come(monkeypatch: pytest.MonkeyPatch) -> Non
                 done.result(20)
 
 
+def test_a_rank_that_met_the_first_says_too_that_others_are_awaited(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("INTARSIA_WAIT_SECONDS", "0.6")
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(met, rank, 3) for rank in (0, 1)]:
+            with pytest.raises(IntarsiaError, match="waited for rank 2"):
+                done.result(20)
+    said = capfd.readouterr().err
+    assert "rank 0 of 3 waits for rank 2, for at most" in said
+    assert "rank 1 of 3 waits for rank 0, which waits for others, for at most" in said
+
+
 def test_a_rank_whose_first_never_comes_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INTARSIA_WAIT_SECONDS", "0.1")
     with pytest.raises(IntarsiaError, match="rank 1 of 2 waited for rank 0, without an answer"):

@@ -26,15 +26,13 @@ def numbered(path: PurePath) -> bool:
 def name_last(path: PurePath, latest: bool | None) -> None:
     """Make a checkpoint that is in its place the last of its folder, if that is asked or it continues a series.
 
-    Whatever fails here takes nothing from the checkpoint, and the error says so.
+    Whatever fails here takes nothing from the checkpoint.
     """
     try:
         if _continues(path) if latest is None else latest:
             _point(path)
     except IntarsiaError as error:
-        error.hint = (
-            f"{path} is complete and in its place; write its name into {path.parent / LATEST}"
-        )
+        error.hint = f"write the name {path.name} into {path.parent / LATEST}"
         raise
 
 

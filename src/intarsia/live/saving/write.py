@@ -17,7 +17,7 @@ from pathlib import PurePath
 from typing import Any
 
 from intarsia.conversion.replacing import check_replaceable
-from intarsia.errors import CoverageError, IntarsiaError
+from intarsia.errors import CoverageError, IntarsiaError, add_hint
 from intarsia.format.base import Arrangement, Slot
 from intarsia.format.folder.side_files import DIGESTS
 from intarsia.live.loading.fill import as_bytes
@@ -86,11 +86,13 @@ def write(
                     staging.write_small(DIGESTS, attested.as_bytes())
                 _close(staging, plan.arrangement, outline.config)
                 name_last(staging.destination, latest)
-    except BaseException:
+    except BaseException as error:
+        if staging.committed:
+            add_hint(error, staging.in_place)
         staging.abandon()
         raise
     if staging.interrupt is not None:
-        staging.interrupt.add_note(f"{staging.destination} is complete and in its place")
+        staging.interrupt.add_note(staging.in_place)
         raise staging.interrupt
     return Saved(
         str(path),

@@ -123,9 +123,9 @@ class Crew:
         except (RuntimeError, OSError) as error:
             if failure is not None:
                 raise failure from error
+            others = "rank" if self.size == 2 else f"{self.size - 1} ranks"
             raise IntarsiaError(
-                f"rank {self.rank} lost the connection to the other {self.size - 1} ranks:"
-                f" {_first_line(error)}",
+                f"rank {self.rank} lost the connection to the other {others}: {_first_line(error)}",
                 hint="one of them died or lost its connection: its own log says why",
             ) from error
 

@@ -180,7 +180,8 @@ def _first(name: bytes, waiting: Waiting) -> socket.socket:
             link.connect(name)
             if _is_mine(link):
                 _send(link, str(waiting.rank).encode())
-                absent = _receive(link)
+                with waiting.aloud(f"{in_words([0])}, which waits for others"):
+                    absent = _receive(link)
                 if not absent:
                     return link
                 raise waiting.in_vain(absent.decode())

@@ -90,6 +90,11 @@ class Staging:
         except OSError:
             return False
 
+    @property
+    def in_place(self) -> str:
+        """What is said of a destination that was committed, whatever failed afterwards."""
+        return f"{self.destination} is complete and in its place"
+
     def _is_in_place(self) -> bool:
         there = self.transaction.number_of(self.destination)
         return there is not None and there == self.number
@@ -284,7 +289,7 @@ class Staging:
             with errors_naming(self.destination, lasting=True):
                 self.transaction.settle_down()
         except StoreError as error:
-            error.hint = f"{self.destination} is complete and in its place; whether it has reached the disk is not known"
+            error.hint = "whether the files have reached the disk is not known"
             raise
         try:
             self.clear_up()
