@@ -53,6 +53,18 @@ def test_one_flipped_bit_is_called_that(tmp_path: Path) -> None:
     assert named(compared(tmp_path, W, other)) == ["bits-flipped"]
 
 
+def test_numbers_without_their_signs_are_no_flipped_bits(tmp_path: Path) -> None:
+    for name, a, b, side in (("b", W, W.abs(), "B is A"), ("a", W.abs(), W, "A is B")):
+        (tmp_path / name).mkdir()
+        found = compared(tmp_path / name, a, b)
+        assert named(found) == ["signs-flipped"]
+        assert found.different[0].diagnosis.startswith(f"{side} without its signs: explains")
+    positive = W.abs() + 1
+    other = positive.clone()
+    other[5, 5] *= -1
+    assert named(compared(tmp_path, positive, other)) == ["bits-flipped"]
+
+
 @pytest.mark.parametrize("by", [-1, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_norm_that_was_centred_on_another_value_is_rounded(

@@ -198,6 +198,10 @@ FORMS: list[tuple[str, Callable[[re.Match[str]], Claim]]] = [
     ),
     (r"step (?P<a>[-\d.e+]+) in A, (?P<b>[-\d.e+]+) in B", _steps),
     (r"signs flipped", lambda found: lambda x, y: np.asarray(y.numbers == -x.numbers)),
+    (
+        r"(?P<side>A|B) is (?:A|B) without its signs",
+        _turnable(lambda x, y: np.asarray(y.numbers == np.abs(x.numbers))),
+    ),
     (r"one bit of an element flipped", lambda found: _one_bit),
     (rf"(?P<nearly>nearly )?every element of (?P<side>A|B) is {N}", _constant),
     (rf"(?P<side>A|B) is (?:A|B) times {N}", _times),

@@ -65,7 +65,7 @@ _OF_TWO = (
     ("dtype-relabelled", "the same bits were called another element type, such as fp16 for bf16", RELABELLED),
     ("scaled", "numbers were multiplied: all alike, or by a factor for every row, column or block, as where the scales of a quantised matrix were left out; or inverted, as scales of another convention are", CHANGED),
     ("constant-added", "a constant had been added to every number, as to a norm that is centred on another value", CHANGED),
-    ("signs-flipped", "numbers were negated", CHANGED),
+    ("signs-flipped", "numbers had changed their sign, or had lost it", CHANGED),
     ("zero", "numbers had been lost: one side is zero", LOST),
     ("nan", "numbers had been lost: one side is NaN", LOST),
     ("constant", "numbers had been initialised again on one side, such as norms of ones", LOST),

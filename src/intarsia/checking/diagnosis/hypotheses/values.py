@@ -15,6 +15,7 @@ from intarsia.checking.diagnosis.hypotheses.scales import scale_hypotheses
 from intarsia.checking.diagnosis.hypothesis import (
     NEARLY_ALL,
     BitsOfPair,
+    ChangeOfValue,
     Hypothesis,
     Mask,
     Score,
@@ -64,6 +65,7 @@ def value_hypotheses(e: Evidence) -> Iterator[Hypothesis]:
                 yield Hypothesis(ROUNDED, there, partial(_recentred, by, flip), text)
     yield from _constant(e)
     yield Hypothesis("signs-flipped", "signs flipped", lambda w: w.v == -w.u)
+    yield from _unsigned(e)
     yield from _flipped(a == b)
     step = max(STEP.get(a.name, 0.0), STEP.get(b.name, 0.0)) or 0.13
     yield from _estimated(e, step)
@@ -78,6 +80,19 @@ def roundings(e: Evidence, *, to_one_number: bool = False) -> Iterator[Hypothesi
             for flip, (rough, fine) in enumerate(((e.right, e.left), (e.left, e.right))):
                 text, predict = f"{rough} is {fine}", partial(_rounded, narrow, flip, to_one_number)
                 yield Hypothesis(ROUNDED, f"{text} rounded to {narrow.name}", predict, text)
+
+
+def _unsigned(e: Evidence) -> Iterator[Hypothesis]:
+    """The size of every number; of a few numbers single bits may have flipped."""
+    if sum(np.count_nonzero(w.unequal) for w in e.sample) < LEAST // 4:
+        return
+    ways: tuple[tuple[str, str, ChangeOfValue], ...] = (
+        (e.right, e.left, lambda w: w.v == np.abs(w.u)),
+        (e.left, e.right, lambda w: w.u == np.abs(w.v)),
+    )
+    for side, whole, predict in ways:
+        text = f"{side} is {whole} without its signs"
+        yield Hypothesis("signs-flipped", text, predict, text, side=side)
 
 
 def _flipped(alike: bool) -> Iterator[Hypothesis]:
