@@ -337,9 +337,16 @@ class Format(ABC):
         return {}
 
     def lay_out(
-        self, held: Iterable[HeldTarget], entries: Mapping[str, bytes], ranks: int
+        self,
+        held: Iterable[HeldTarget],
+        entries: Mapping[str, bytes],
+        ranks: int,
+        paths: Mapping[str, tuple[str, ...]],
     ) -> Arrangement:
-        """The files of a live model, from the ranks that hold each box of each tensor."""
+        """The files of a live model, from the ranks that hold each box of each tensor.
+
+        `paths` are the keys of those that lay in a nested dict.
+        """
         raise self._not_live()
 
     def file_of(self, rank: int) -> str:

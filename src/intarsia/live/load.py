@@ -98,7 +98,7 @@ def load(
     with team.together() as shared:
         found = find_checkpoint(path)
         budget = Budget.of(memory, workers)
-        named = named_as_is(found.path, into, config, section)
+        named = named_as_is(found.path, into, config, section, cut=mesh is not None)
         manifest = named or manifest_for(found.path, into, config, section)
         given = {"optimizer": "none" if optimizer is None else "given"}
         shared.value = checkpoint_facts(manifest) | options.facts | given

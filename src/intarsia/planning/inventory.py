@@ -118,6 +118,12 @@ def unread_files(items: Iterable[InventoryItem], has_tensors: Callable[[str], bo
     return [f"not checked: {x}" for x in lines(item for item in items if has_tensors(item.name))]
 
 
+def model_section(inventory: Iterable[InventoryItem]) -> str:
+    """The name of the section that is read as the model; "" where that has none."""
+    found = (x.name for x in inventory if x.kind == "section" and x.role is Role.MODEL)
+    return next(found, "").strip(".")
+
+
 def unread_sections(items: Iterable[InventoryItem]) -> list[str]:
     """What a check says of the sections that it does not look at."""
     return [

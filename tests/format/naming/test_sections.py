@@ -69,14 +69,22 @@ def test_a_frameworks_own_name_wins_whatever_the_lengths_and_the_order(
 
 
 def test_the_whole_is_offered_only_where_that_name_is_not_one_part_of_it() -> None:
-    paths, noise = nested("student", "teacher"), {"noise": Tensor((3,), 3)}
-    both = tensors("student.", "teacher.")
-    for held, offered in ((both, True), (both | noise, False)):
+    paths, both = nested("student", "teacher"), tensors("student.", "teacher.")
+    noise, third = {"noise": Tensor((3,), 3)}, {"head.weight": Tensor((3,), 3)}
+    for held, whole in ((both, True), (both | noise, True), (both | third, False)):
         with pytest.raises(SectionError) as refused:
             divide(held, None, "x", paths=paths)
-        assert ("carry all" in (refused.value.hint or "")) is offered
-    assert set(divide(both, None, "x", paths=paths, chosen=["."]).names) == set(both)
-    assert set(divide(both | noise, None, "x", paths=paths, chosen=["."]).names) == {"noise"}
+        assert ("carry all" in (refused.value.hint or "")) is whole
+        found = divide(held, None, "x", paths=paths, chosen=["."])
+        assert set(found.names) == set(held if whole else third)
+        assert {x.fate for x in found.inventory} <= ({Fate.READ} if whole else set(Fate))
+
+
+def test_single_numbers_beside_sections_are_a_model_where_a_section_has_their_names() -> None:
+    one = {"weight": Tensor((3,), 12), "bias": Tensor((3,), 12)}
+    paths = {f"ema.{name}": ("ema", name) for name in one}
+    held = one | {f"ema.{name}": x for name, x in one.items()}
+    assert set(divide(held, None, "x", paths=paths, chosen=["."]).names) == set(one)
 
 
 @pytest.mark.parametrize("with_table", [True, False])

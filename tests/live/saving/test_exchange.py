@@ -32,7 +32,8 @@ def statements(mesh: Mesh) -> list[Statement]:
             for name, box in boxes.items()
             if box is not None and box.size
         ]
-        found.append(Statement.of(parts, {"lr": b"1"}, {"rng": bytes([rank])}, {"model_type": "x"}))
+        said = {"lr": b"1"}, {"rng": bytes([rank])}, {"model_type": "x"}, {"b": ("net",)}
+        found.append(Statement.of(parts, *said))
     return found
 
 

@@ -128,9 +128,13 @@ class Dcp(Archives):
         return None
 
     def lay_out(
-        self, held: Iterable[HeldTarget], entries: Mapping[str, bytes], ranks: int
+        self,
+        held: Iterable[HeldTarget],
+        entries: Mapping[str, bytes],
+        ranks: int,
+        paths: Mapping[str, tuple[str, ...]],
     ) -> Arrangement:
-        return lay_out(held, entries, ranks)
+        return lay_out(held, entries, ranks, paths=paths)
 
     def file_of(self, rank: int) -> str:
         return file_of(rank)

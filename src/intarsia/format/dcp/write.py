@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -130,13 +131,14 @@ def lay_out(
     entries: Mapping[str, bytes],
     ranks: int,
     source: Manifest | None = None,
+    paths: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
 ) -> Arrangement:
     """The files of a checkpoint, from the ranks that hold each box of each tensor."""
     files = Files(ranks)
     slots, tensors = place_all(files, held)
     objects = {name: files.append(name, data) for name, data in sorted(entries.items())}
-    paths = {name: (name,) for name in (*tensors, *objects)}
-    metadata = with_own_keys(source, Metadata(tensors, objects, paths, {}))
+    nested = {name: paths.get(name, (name,)) for name in (*tensors, *objects)}
+    metadata = with_own_keys(source, Metadata(tensors, objects, nested, {}))
     return Arrangement(files.sizes, slots, files.fixed, {METADATA: write_metadata(metadata)})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from intarsia.errors import SectionError, UsageError, few
 from intarsia.format.naming.section import TOP, Paths, Section, TensorHeader
@@ -38,9 +38,9 @@ def model_of(found: Sequence[Section], where: str, paths: Paths) -> tuple[Sectio
     """The section that is the model, and those that are other models; raise where several may be it."""
     named = [s for s in found if s.label]
     own = [s for s in named if s.own]
-    # Where tensors have no section, that name is theirs.
+    # Where a model has no section, that name is its own.
     whole = f", or carry all under their full names with --section {TOP}"
-    carried = whole if named == [*found] else ""
+    carried = "" if any(not s.label and _is_model(s, found) for s in found) else whole
     if len(own) == 1:
         (model,) = own
         shared = [s for s in found if s is not model and s.overlaps(model)]
@@ -52,6 +52,13 @@ def model_of(found: Sequence[Section], where: str, paths: Paths) -> tuple[Sectio
         raise _several(rivals, where, carried)
     alone = len(found) == 1 and len(named) == 1 and any("." in name for name in named[0].held)
     return (named[0] if alone else Section("")), []
+
+
+def _is_model(loose: Section, found: Collection[Section]) -> bool:
+    """Whether tensors without a section may be a model's: single numbers and the like beside sections are not."""
+    alone = all(section is loose for section in found)
+    dotted = any("." in name for name in loose.held)
+    return alone or dotted or any(loose.rivals(section) for section in found)
 
 
 def _several(rivals: Sequence[Section], where: str, carried: str = "") -> SectionError:
@@ -79,6 +86,8 @@ def chosen_model(
     by_label = {s.label: s for s in found.values()}
     below = [s for s in by_label.values() if s.label.startswith(f"{name}.")]
     model = by_label.get(name)
+    if model is not None and not name and not _is_model(model, by_label.values()):
+        model = None
     if model is None and len(below) > 1:
         raise _several(below, where)
     if model is None and below:

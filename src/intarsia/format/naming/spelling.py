@@ -74,15 +74,17 @@ class Spelling:
 
 
 def logical_members(
-    name: str, table: Table | None, held: Container[str] = frozenset()
+    name: str, table: Table | None, held: Container[str] = frozenset(), section: str = ""
 ) -> tuple[str, ...]:
     """The logical tensors that a parameter holds, whatever wrappers put before its name.
 
-    Of what no table knows, such as adapters, they are those that a checkpoint has `held`.
+    Of what no table knows, such as adapters, they are those that a checkpoint has `held`; without a table,
+    the `section` that is read is left out of its name.
     """
     plain = bare(name)
     if table is None:
-        return (plain,)
+        inner = plain.removeprefix(f"{section}.")
+        return (inner if plain not in held and inner in held else plain,)
     if hit := known_name_in(plain, table.known):
         return table.known[hit[1]].layout.tensors
     return ((known_name_in(plain, held) or ("", plain))[1],)

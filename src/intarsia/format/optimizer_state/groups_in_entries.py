@@ -19,6 +19,7 @@ from intarsia.format.optimizer_state.parameter_groups import (
     has_torch_groups,
     numbered_entries,
 )
+from intarsia.planning.inventory import model_section
 from intarsia.planning.manifest import Manifest
 
 
@@ -32,7 +33,8 @@ def groups_from_torch(src: Manifest, entries: Mapping[str, bytes]) -> ParameterG
 def torch_groups_of(src: Manifest, entries: Mapping[str, bytes]) -> ParameterGroups | None:
     """The groups among entries in one of torch's spellings."""
     table = table_for(src.config)
-    return groups_of_torch(entries, lambda name: logical_members(name, table, src.logical))
+    section = model_section(src.inventory)
+    return groups_of_torch(entries, lambda n: logical_members(n, table, src.logical, section))
 
 
 def groups_as_torch_entries(

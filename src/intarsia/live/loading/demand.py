@@ -30,7 +30,7 @@ from intarsia.live.model.holding import (
 from intarsia.live.model.names import LiveRows, find_rows
 from intarsia.mesh import Box, Mesh
 from intarsia.opened.equal import equal
-from intarsia.planning.inventory import Role
+from intarsia.planning.inventory import Role, items_left_out
 from intarsia.planning.manifest import Manifest
 from intarsia.state.names import is_state, master_of
 
@@ -92,9 +92,7 @@ class Demand:
             raise CoverageError(
                 f"{len(missing)} of {len(tensors)} tensors of the model have no source in"
                 f" {manifest.path}: {few(missing, 4)}",
-                hint=how_to_load(manifest)
-                or _below(missing, manifest)
-                or "the checkpoint is another model's, or incomplete",
+                hint=how_to_load(manifest) or _where(missing, manifest),
             )
         left = frozenset(missing)
         return Demand(manifest, tensors, found.rows, place, contents or ModelContents(), left)
@@ -259,11 +257,16 @@ def _with_tied(found: LiveRows, tensors: Mapping[str, Any]) -> LiveRows:
     return LiveRows({**found.rows, **tied}, tuple(n for n in found.missing if n not in tied))
 
 
-def _below(missing: Sequence[str], manifest: Manifest) -> str:
-    """How to load tensors that the checkpoint has under one key; "" where it has them under none, or several."""
-    first = f".{missing[0]}"
-    keys = [name.removesuffix(first) for name in manifest.logical if name.endswith(first)]
+def _where(missing: Sequence[str], manifest: Manifest) -> str:
+    """How to load tensors that the checkpoint may have under a key, or in a section that is not read."""
+    first, held = f".{missing[0]}", [n for n in manifest.logical if not is_state(n)]
+    keys = [name.removesuffix(first) for name in held if name.endswith(first)]
     found = [key for key in keys if all(f"{key}.{name}" in manifest.logical for name in missing)]
-    return (
-        f'they are below `{found[0]}.`: load with section="{found[0]}"' if len(found) == 1 else ""
-    )
+    if len(found) == 1:
+        return f'they are below `{found[0]}.`: load with section="{found[0]}"'
+    if found:
+        listed = few([f"`{key}.`" for key in found], 8)
+        return f'they are below {listed}: choose one, as with section="{found[0]}"'
+    unread = [x.name for x in items_left_out(manifest.inventory) if x.kind == "section"]
+    more = f", or lies in a section that is not read here: {few(unread, 8)} (section=)"
+    return "the checkpoint is another model's, or incomplete" + (more if unread else "")

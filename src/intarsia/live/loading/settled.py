@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from intarsia.dtypes import is_lossless
 from intarsia.errors import CoverageError, LayoutError, few
-from intarsia.format.naming.section import TOP
 from intarsia.layout import Layout
 from intarsia.live.loading.demand import Demand, Doubts
 from intarsia.live.loading.fill import Filling, prove
 from intarsia.live.model.holding import Holding, memory_of, placed
-from intarsia.planning.inventory import Role
+from intarsia.planning.inventory import model_section
 from intarsia.planning.manifest import Manifest
 from intarsia.planning.whole_tensor import types_of
 from intarsia.state.names import MASTER, kind_of, parameter_of
@@ -43,9 +42,8 @@ class Settled:
 
 def _without(unused: Iterable[str], src: Manifest) -> str:
     """How to load what the model has, and nothing of this."""
-    stored, sections = src.stored, [x for x in src.inventory if x.kind == "section"]
-    (model,) = [x.name for x in sections if x.role is Role.MODEL] or [TOP]
-    if model != TOP and all(name in stored and stored[name].on_disk == name for name in unused):
+    stored, model = src.stored, model_section(src.inventory)
+    if model and all(name in stored and stored[name].on_disk == name for name in unused):
         return f"load with section={model!r}, which leaves out what lies beside it"
     return "load with strict=False if they are not wanted; `report.kept` then names what of the model was not filled"
 

@@ -18,7 +18,7 @@ from intarsia.live.model.contents import ModelContents
 from intarsia.live.optimizer.named import NamedOptimizer
 from intarsia.live.optimizer.state import unused_state
 from intarsia.planning.manifest import Manifest
-from intarsia.state.names import TORCH_STATE
+from intarsia.state.names import TORCH_STATE, StateName
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Wanted:
             check_handed(contents, were_on_meta, manifest.path)
             optimizer = contents.optimizer_with(optimizer)
         own = None if optimizer is None else NamedOptimizer.of(into, optimizer, state=False)
-        if by_model and contents and not contents.tensors.keys() <= manifest.stored.keys():
+        if by_model and contents and not _has_names(manifest, contents, own):
             manifest = by_model()
         demand = Demand.of(into, manifest, place, contents)
         check_adapters(demand.adapters, empty, manifest.path)
@@ -75,6 +75,15 @@ class Wanted:
             state = demand.without_prediction_layers(unused)
         doubts = replace(doubts, unused=doubts.unused - computed | unread, unused_state=state)
         return Wanted(demand, doubts, own, rows, computed, on_meta)
+
+
+def _has_names(src: Manifest, contents: ModelContents, own: NamedOptimizer | None) -> bool:
+    """Whether a checkpoint has the tensors of a dict under their names there, and the state of its optimizers."""
+    asked, stored = contents.tensors.keys(), src.stored
+    if not asked <= stored.keys() and not asked <= {*stored, *(s.on_disk for s in stored.values())}:
+        return False
+    state = {state.parameter for n in stored if (state := StateName.of(n))} if own else set()
+    return not state or not state.isdisjoint(asked)
 
 
 def modules_of(into: Any) -> list[Any]:

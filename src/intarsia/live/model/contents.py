@@ -33,6 +33,8 @@ class ModelContents:
     loose: Mapping[str, Any] = field(default_factory=dict)
     leaves: Mapping[str, Leaf] = field(default_factory=dict)
     optimizers: Mapping[str, Any] = field(default_factory=dict)
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The keys that lead to each module, by its prefix, and to each tensor of a dict."""
 
     @staticmethod
     def of(given: Any) -> ModelContents:
@@ -48,9 +50,10 @@ class ModelContents:
         loose: dict[str, Any] = {}
         leaves: dict[str, Leaf] = {}
         optimizers: dict[str, Any] = {}
+        keys: dict[str, tuple[str, ...]] = {}
         taken: set[str] = set()
-        for name, held, key in _leaves(given, ""):
-            value = held[key]
+        for path, held, key in _leaves(given, ()):
+            name, value = ".".join(path), held[key]
             if name in taken:
                 raise UsageError(
                     f"two values of the dict have the name `{name}` after their keys are joined"
@@ -60,14 +63,16 @@ class ModelContents:
             taken.add(name)
             if is_module(value):
                 modules[f"{name}."] = ModuleState.by(value)
+                keys[f"{name}."] = path
             elif isinstance(value, torch.Tensor):
                 loose[name] = of_numbers(value, name)
+                keys[name] = path[:-1]
             elif hasattr(value, "param_groups"):
                 optimizers[name] = value
             else:
                 _check_plain(value, name)
                 leaves[name] = (held, key)
-        return ModelContents(modules, loose, leaves, optimizers)
+        return ModelContents(modules, loose, leaves, optimizers, keys)
 
     def optimizer_with(self, given: Any) -> Any:
         """The optimizers of the dict and the one that was given beside it; None where there are none."""
@@ -91,6 +96,14 @@ class ModelContents:
                 )
             found[name] = x
         return found
+
+    @property
+    def nesting(self) -> dict[str, tuple[str, ...]]:
+        """The keys above each tensor that lies in a dict of the one that was given."""
+        found = {name: self.keys[name] for name in self.loose if self.keys[name]}
+        for prefix, held in self.modules.items():
+            found |= dict.fromkeys((prefix + n for n in held.tensors), self.keys.get(prefix, ()))
+        return {n: keys for n, keys in found.items() if keys and n == bare(n)}
 
     def check_names(self) -> None:
         """Raise where a module has a name that a checkpoint keeps for optimizer state."""
@@ -162,18 +175,20 @@ class ModelContents:
             handed.run_hooks(where)
 
 
-def _leaves(given: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any, Any]]:
+def _leaves(
+    given: Mapping[Any, Any], above: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
     for key, value in given.items():
         if not isinstance(key, (str, int)):
             raise UsageError(
                 f"the dict has the key {key!r} of type {type(key).__name__}",
                 hint="use text as keys",
             )
-        name = f"{prefix}{key}"
+        path = (*above, str(key))
         if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{name}.")
+            yield from _leaves(value, path)
         else:
-            yield name, given, key
+            yield path, given, key
 
 
 def _check_plain(value: Any, name: str) -> None:

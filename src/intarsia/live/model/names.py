@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from intarsia.errors import UsageError
+from intarsia.errors import ForeignNamesError, UsageError
 from intarsia.family import Param, Table, table_for
 from intarsia.format.folder.adapters import how_to_load
 from intarsia.format.naming.find_sections import known_name_in
@@ -83,14 +83,22 @@ def manifest_for(path: Any, into: Any, config: Any = None, section: Any = None) 
     return manifest
 
 
-def named_as_is(path: Any, into: Any, config: Any, section: Any) -> Manifest | None:
-    """All sections of a checkpoint under the names on disk, for a dict that asks for several by name."""
+def named_as_is(
+    path: Any, into: Any, config: Any, section: Any, *, cut: bool = False
+) -> Manifest | None:
+    """All sections of a checkpoint under the names on disk, for a dict that asks for several by name.
+
+    Where plain tensors are `cut`, only a family's table says how.
+    """
     if section is not None or not isinstance(into, Mapping):
         return None
     parts = [x for x in into.values() if isinstance(x, Mapping) or hasattr(x, "named_modules")]
     if len(parts) < 2 and not any(hasattr(x, "named_modules") for x in parts):
         return None
-    return read_manifest(path, config, section=TOP)
+    try:
+        return read_manifest(path, config, section=TOP)
+    except ForeignNamesError:  # with the keys in front, no name is the model's
+        return None if config is not None or cut else read_manifest(path, {}, section=TOP)
 
 
 def checkpoint_facts(manifest: Manifest) -> dict[str, str]:

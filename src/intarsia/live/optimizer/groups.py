@@ -29,6 +29,7 @@ from intarsia.live.optimizer.classes import check_class, fixed_settings
 from intarsia.live.optimizer.named import NamedOptimizer
 from intarsia.live.optimizer.several import each_of, held_by
 from intarsia.live.optimizer.state import tensors_of
+from intarsia.planning.inventory import model_section
 from intarsia.planning.manifest import Manifest
 from intarsia.state.names import TORCH_GROUPS
 
@@ -94,11 +95,11 @@ def with_tensors(groups: ParameterGroups | None, manifest: Manifest) -> Paramete
             ParameterGroup((member,), group.fields) for group in each for member in group.members
         ]
     places = {group.members[0] if flat else str(k): k for k, group in enumerate(each)}
-    table = table_for(manifest.config)
+    table, section = table_for(manifest.config), model_section(manifest.inventory)
     with Checkpoint(manifest) as checkpoint:
         for name in names:
             of, _, key = name.removeprefix(TORCH_GROUPS).rpartition(".")
-            members = logical_members(of, table, manifest.logical) if flat else (of,)
+            members = logical_members(of, table, manifest.logical, section) if flat else (of,)
             if not places.keys() >= {*members}:
                 raise CoverageError(
                     f"`{name}` of {manifest.path} is a setting of an unknown group",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from intarsia.checking.digests.digest import QUICK, Attested, Digests, digest_of
 from intarsia.dtypes import DType
 from intarsia.errors import FamilyError, SectionError
-from intarsia.format.naming.logical_names import name_tensors
+from intarsia.format.naming.logical_names import divided, name_tensors
+from intarsia.format.naming.section import TOP
 from intarsia.layout import Layout
 from intarsia.mesh import Box, Shape
 from intarsia.planning.copy import layout_of_box
@@ -26,15 +28,33 @@ class SaveDigests:
 
     layouts: Mapping[str, tuple[Layout, ...]]
     logical: Mapping[str, Logical]
+    section: tuple[str, ...] = ()
 
     @staticmethod
     def of(
-        tensors: Iterable[tuple[str, DType, Shape]], config: Mapping[str, Any] | None
+        tensors: Iterable[tuple[str, DType, Shape]],
+        config: Mapping[str, Any] | None,
+        paths: Mapping[str, tuple[str, ...]],
     ) -> SaveDigests | None:
-        """None where the configuration contradicts the tensors, or a reader would leave some out."""
-        stored = [Stored(n, dtype, Layout.of(n, shape), (), key=n) for n, dtype, shape in tensors]
+        """Those of the model where a reader leaves nothing out, else of all sections.
+
+        None where the configuration contradicts the tensors.
+        """
+        held = {n: Stored(n, dtype, Layout.of(n, shape), (), key=n) for n, dtype, shape in tensors}
+        ways = map(partial(SaveDigests._of, held, config, paths), [(), (TOP,)] if paths else [()])
+        return next((found for found in ways if found is not None), None)
+
+    @staticmethod
+    def _of(
+        held: Mapping[str, Stored],
+        config: Mapping[str, Any] | None,
+        paths: Mapping[str, tuple[str, ...]],
+        section: tuple[str, ...],
+    ) -> SaveDigests | None:
+        stored, nested = [*held.values()], {n: paths.get(n, (n,)) for n in held}
         try:
-            named = name_tensors(stored, config, "the model")
+            sections = divided(held, config, "the model", section, paths=nested)
+            named = name_tensors(held, config, "the model", sections=sections)
         except (FamilyError, SectionError):
             return None
         layouts: dict[str, tuple[Layout, ...]] = {}
@@ -42,7 +62,7 @@ class SaveDigests:
             layouts[s.key] = (*layouts.get(s.key, ()), s.layout)
         if any(s.key not in layouts for s in stored):
             return None
-        return SaveDigests(layouts, named.logical)
+        return SaveDigests(layouts, named.logical, section)
 
     def sums(self, name: str, box: Box, data: Bytes, dtype: DType) -> tuple[Sums, int]:
         """The sums of a box of a tensor, by the logical tensors in it, and its CRC-32."""
@@ -56,4 +76,4 @@ class SaveDigests:
         """The digests of everything, from what all ranks summed."""
         total = merged_sums(sums)
         found = {n: digest_of(x, total.get(n, Sum())) for n, x in self.logical.items()}
-        return Attested(Digests(QUICK, found))
+        return Attested(Digests(QUICK, found), section=self.section)

@@ -28,6 +28,7 @@ class Heard:
     entries: Mapping[str, bytes]
     extra: Mapping[str, bytes]
     config: Mapping[str, Any] | None
+    nesting: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,13 @@ class Statement:
         entries: Mapping[str, bytes],
         extra: Mapping[str, bytes],
         config: Mapping[str, Any] | None,
+        nesting: Mapping[str, tuple[str, ...]],
     ) -> Statement:
         """`parts` are this rank's, each with the ranks whose DTensor says that they hold the same."""
         boxes: dict[tuple[Shape, Box], int] = {}
         proofs: dict[int, tuple[int, tuple[int, ...]]] = {}  # by identity: a proof names every rank
         shapes: dict[Shape, int] = {}
+        above: dict[tuple[str, ...], int] = {}
         rows = [
             (
                 part.name,
@@ -56,11 +59,12 @@ class Statement:
                 shapes.setdefault(part.shape, len(shapes)),
                 boxes.setdefault((part.shape, part.box), len(boxes)),
                 proofs.setdefault(id(proof), (len(proofs), proof))[0],
+                above.setdefault(nesting.get(part.name, ()), len(above)),
             )
             for part, proof in parts
         ]
         named = [proof for _, proof in proofs.values()]
-        common = message_of((rows, [*shapes], named, dict(entries), config))
+        common = message_of((rows, [*shapes], named, [*above], dict(entries), config))
         return Statement(common, [(box.offsets, box.shape) for _, box in boxes], extra)
 
     @property
@@ -84,13 +88,14 @@ def heard(said: Sequence[Statement], digests: Sequence[bytes]) -> list[Heard]:
     known: dict[tuple[Shape, Shape], Box] = {}
     found = []
     for each, digest in zip(said, digests, strict=True):
-        rows, shapes, proofs, entries, config = common[digest]
+        rows, shapes, proofs, above, entries, config = common[digest]
         boxes = [known.setdefault(box, Box(*box)) for box in each.boxes]
         held = [
             HeldBox(name, BY_NAME[dtype], shapes[shape], boxes[box], proofs[proof])
-            for name, dtype, shape, box, proof in rows
+            for name, dtype, shape, box, proof, _ in rows
         ]
-        found.append(Heard(held, entries, each.extra, config))
+        nesting = {name: above[keys] for name, *_, keys in rows if above[keys]}
+        found.append(Heard(held, entries, each.extra, config, nesting))
     return found
 
 

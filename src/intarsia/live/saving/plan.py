@@ -24,6 +24,7 @@ class Outline:
     tensors: list[tuple[str, DType, Shape]]
     config: Mapping[str, Any] | None
     total_bytes: int
+    paths: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,16 @@ class SavePlan:
         entries = shared_entries(agreed_entries([each.entries for each in held], names))
         entries |= extra_entries([each.extra for each in held])
         rows = [(name, *dtype_and_shape(boxes), ranks_of(boxes)) for name, boxes in holders.items()]
-        arrangement = live_format().lay_out(rows, entries, len(held))
+        paths = {
+            name: (*keys, name.removeprefix(".".join((*keys, ""))))
+            for each in held
+            for name, keys in each.nesting.items()
+        }
+        arrangement = live_format().lay_out(rows, entries, len(held), paths)
         files = [live_format().file_of(rank) for rank in range(len(held))]
         sizes = [arrangement.files.get(file, 0) for file in files]
         outline = Outline(
-            [row[:3] for row in rows], _one_config(held), sum(arrangement.files.values())
+            [row[:3] for row in rows], _one_config(held), sum(arrangement.files.values()), paths
         )
         tasks = tasks_of(held, holders, arrangement.slots, sizes, files)
         return SavePlan(arrangement, outline, tasks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -39,6 +39,8 @@ class Snapshot:
     counts: Counts = Counts()
     identities: tuple[int, ...] = ()
     """The identity of the live tensor that each of `memory` is of, where all of them have one."""
+    nesting: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The keys above each tensor that lay in a dict of the one that was given."""
 
     @cached_property
     def parts(self) -> list[HeldPart]:
@@ -105,4 +107,4 @@ def snapshot(
             f"{len(empty)} tensors are on `meta`, so there is nothing to save of them: {few(empty, 4)}",
             hint="load the model, or give it memory and initialise it",
         )
-    return Snapshot(memory, cut, entries, given, lent, counts, identities)
+    return Snapshot(memory, cut, entries, given, lent, counts, identities, contents.nesting)

@@ -73,7 +73,7 @@ def write(
         with team.together(to_first=True) as sums:
             if team.rank:
                 staging.await_folder(folder)  # of a run that was killed there may be another
-            digests = SaveDigests.of(outline.tensors, outline.config)
+            digests = SaveDigests.of(outline.tensors, outline.config, outline.paths)
             writer = _Writer(staging, digests)
             sums.value = writer.write(what, task, workers, progress)
             if team.rank:
@@ -110,7 +110,7 @@ def write(
 def _statement(what: Snapshot, team: Crew) -> Statement:
     ranks = cache(team.numbers_of)
     parts = [(part, ranks(part.proof)) for part in what.parts]
-    return Statement.of(parts, what.entries, what.extra, what.config)
+    return Statement.of(parts, what.entries, what.extra, what.config, what.nesting)
 
 
 def _planned(

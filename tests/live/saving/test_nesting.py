@@ -1,0 +1,184 @@
+"""A dict that is saved has the nesting in the checkpoint that `dcp.save` would give it: its sections are found by all readers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+import intarsia
+from intarsia.format.folder.side_files import DIGESTS
+
+
+def net(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Embedding(5, 4), nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 5)))
+
+
+def stepped(model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.25)
+    for weight in model.parameters():
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    return optimizer
+
+
+def equal(one: nn.Module, other: nn.Module) -> bool:
+    both = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return all(torch.equal(x, y) for x, y in both)
+
+
+DICTS: dict[str, Any] = {
+    "one": lambda: {"model": net(1)},
+    "average": lambda: {"model": net(1), "ema": net(2)},
+    "number": lambda: {"model": net(1), "ema": net(2), "alpha": torch.tensor(0.5)},
+    "deep": lambda: {"app": {"model": net(1)}, "step": 7},
+    "lightning": lambda: {"state_dict": dict(net(1).state_dict()), "epoch": 3},
+}
+
+
+def as_torch_keeps_it(given: Any) -> Any:
+    if isinstance(given, nn.Module):
+        return dict(given.state_dict())
+    return {k: as_torch_keeps_it(x) for k, x in given.items()} if isinstance(given, dict) else given
+
+
+def emptied(given: Any) -> Any:
+    """The same dict with other numbers in it."""
+    for key, x in given.items():
+        if isinstance(x, dict):
+            emptied(x)
+        elif isinstance(x, nn.Module):
+            x.load_state_dict(net(9).state_dict())
+        else:
+            given[key] = torch.zeros_like(x) if isinstance(x, torch.Tensor) else 0
+    return given
+
+
+@pytest.mark.parametrize("kind", DICTS)
+def test_a_saved_dict_is_read_as_the_same_dict_of_torch_is(kind: str, tmp_path: Path) -> None:
+    ours, torchs = tmp_path / "ours", tmp_path / "torchs"
+    intarsia.save(ours, DICTS[kind]())
+    dcp.save(as_torch_keeps_it(DICTS[kind]()), checkpoint_id=torchs, no_dist=True)
+    one, other = intarsia.open(ours), intarsia.open(torchs)
+    assert sorted(one.keys()) == sorted(other.keys())
+    compared = intarsia.verify(ours, torchs)
+    assert [*compared.only_in_a, *compared.only_in_b, *compared.different] == []
+    assert bool(intarsia.verify(ours))
+    section = "model" if kind == "number" else None
+    for path in (ours, torchs):
+        assert intarsia.load(path, into=(into := net(9)), section=section).unused == []
+        assert equal(into, net(1))
+    for path in (ours, torchs):
+        again = emptied(DICTS[kind]())
+        intarsia.load(path, into=again)
+        assert str(as_torch_keeps_it(again)) == str(as_torch_keeps_it(DICTS[kind]()))
+
+
+@pytest.mark.parametrize("kind", DICTS)
+def test_torch_unfolds_what_was_saved_as_it_was_given(kind: str, tmp_path: Path) -> None:
+    intarsia.save(tmp_path / "out", DICTS[kind]())
+    dcp_to_torch_save(tmp_path / "out", tmp_path / "out.pt")
+    found = torch.load(tmp_path / "out.pt", weights_only=False)
+    given = {k: x for k, x in as_torch_keeps_it(DICTS[kind]()).items() if not isinstance(x, int)}
+    assert str({key: found[key] for key in given}) == str(given)
+
+
+def test_an_average_beside_the_model_stays_out_of_a_folder_of_the_hub(tmp_path: Path) -> None:
+    intarsia.save(tmp_path / "out", DICTS["average"]())
+    report = intarsia.convert(tmp_path / "out", tmp_path / "hf", to="hf")
+    assert not report.complete
+    with intarsia.open(tmp_path / "hf") as found:
+        assert sorted(found.keys()) == sorted(net(1).state_dict())
+
+
+def test_digests_of_all_sections_are_kept_where_a_reader_leaves_some_out(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    intarsia.save(out, DICTS["average"]())
+    kept = json.loads((out / DIGESTS).read_text())
+    assert kept["section"] == ["."]
+    names = [f"{key}.{name}" for key in ("ema", "model") for name in net(1).state_dict()]
+    assert sorted(kept["tensors"]) == sorted(names)
+    for section in (None, "model", "ema", "."):
+        assert bool(intarsia.verify(out, section=section))
+
+
+@pytest.mark.parametrize("section", [None, "model"])
+def test_the_model_of_a_dict_is_loaded_with_its_optimizer(
+    section: str | None, tmp_path: Path
+) -> None:
+    model = net(1)
+    optimizer = stepped(model)
+    intarsia.save(tmp_path / "out", {"model": model, "ema": net(2), "optimizer": optimizer})
+    again = net(9)
+    other = torch.optim.AdamW(again.parameters(), lr=0.5)
+    intarsia.load(tmp_path / "out", into=again, optimizer=other, section=section)
+    assert equal(again, model)
+    assert other.param_groups[0]["lr"] == 0.25
+    for x, y in zip(again.parameters(), model.parameters(), strict=True):
+        assert torch.equal(other.state[x]["exp_avg"], optimizer.state[y]["exp_avg"])
+
+
+def test_a_dict_of_a_model_and_its_optimizer_takes_what_torch_saved(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    model = net(1)
+    optimizer = stepped(model)
+    weights, state = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=tmp_path / "out", no_dist=True)
+    again = net(9)
+    other = torch.optim.AdamW(again.parameters(), lr=0.5)
+    intarsia.load(tmp_path / "out", into={"model": again, "optimizer": other})
+    assert equal(again, model)
+    assert other.param_groups[0]["lr"] == 0.25
+    for x, y in zip(again.parameters(), model.parameters(), strict=True):
+        assert torch.equal(other.state[x]["exp_avg"], optimizer.state[y]["exp_avg"])
+
+
+def llama(seed: int) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
+    return LlamaForCausalLM(
+        LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, **sizes)  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("beside", [{}, {"alpha": torch.tensor(0.5)}], ids=["alone", "number"])
+def test_a_model_of_transformers_comes_back_into_the_dict_it_was_saved_in(
+    beside: dict[str, Any], tmp_path: Path
+) -> None:
+    model = llama(1)
+    optimizer = stepped(model)
+    saved = {"model": model, "average": net(2), "optimizer": optimizer, **beside}
+    intarsia.save(tmp_path / "out", saved)
+    again, mean = llama(9), net(9)
+    other = torch.optim.AdamW(again.parameters(), lr=0.5)
+    into = {"model": again, "average": mean, "optimizer": other}
+    into |= {key: torch.zeros_like(x) for key, x in beside.items()}
+    intarsia.load(tmp_path / "out", into=into)
+    assert equal(again, model)
+    assert equal(mean, net(2))
+    assert other.param_groups[0]["lr"] == 0.25
+    assert len(other.state) == len(optimizer.state)
+
+
+def test_tensors_below_keys_are_refused_with_all_of_these(tmp_path: Path) -> None:
+    intarsia.save(tmp_path / "out", {"actor": net(1), "critic": net(2)})
+    with pytest.raises(intarsia.IntarsiaError, match=r"`actor\.`, `critic\.`: choose one, as"):
+        intarsia.load(tmp_path / "out", into=net(9), section=".")
+
+
+def test_a_section_that_is_not_read_is_named_where_tensors_are_missing(tmp_path: Path) -> None:
+    intarsia.save(
+        tmp_path / "out", {"model": {"a.b": torch.ones(2)}, "ema": {"a.b": torch.ones(2)}}
+    )
+    with pytest.raises(intarsia.IntarsiaError, match="in a section that is not read here: ema"):
+        intarsia.load(tmp_path / "out", into=net(9))
