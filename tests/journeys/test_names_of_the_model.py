@@ -93,7 +93,9 @@ def test_a_key_that_transformers_takes_for_the_word_of_its_base_model_is_noted(
 ) -> None:
     net = model()
     config, weights = written(tmp_path / "config.json", net), net.state_dict()
-    intarsia.save(tmp_path / "run", {"model": net, **{key: model(1) for key in beside}})
+    every = {"model": net, **{key: model(1) for key in beside}}
+    flat = {f"{key}.{n}": x for key, one in every.items() for n, x in one.state_dict().items()}
+    intarsia.save(tmp_path / "run", flat)
     words: dict[str, Any] = {"to": "hf", "config": config}
     told = intarsia.convert(tmp_path / "run", tmp_path / "hf", **words).notes
     assert any("before the names of all" in n and "--section model" in n for n in told)

@@ -182,3 +182,27 @@ def test_a_section_that_is_not_read_is_named_where_tensors_are_missing(tmp_path:
     )
     with pytest.raises(intarsia.IntarsiaError, match="in a section that is not read here: ema"):
         intarsia.load(tmp_path / "out", into=net(9))
+
+
+@pytest.mark.parametrize("kind", ["average", "number"])
+def test_what_the_checkpoint_lacks_of_a_dict_is_named(kind: str, tmp_path: Path) -> None:
+    intarsia.save(tmp_path / "out", DICTS[kind]())
+    into = {**DICTS[kind](), "beta": torch.zeros(())}
+    with pytest.raises(intarsia.IntarsiaError, match=r"no source in .*: beta\n"):
+        intarsia.load(tmp_path / "out", into=into)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("tensor", "step"),
+    [
+        (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), r"dequantize\(\)"),
+        (lambda: torch.ones(2, dtype=torch.complex32), r"view_as_real\(x\)"),
+        (lambda: torch.ones(2, dtype=torch.uint8).view(torch.uint4), r"view\(torch.uint8\)"),
+    ],
+)
+def test_numbers_that_no_format_stores_are_refused_with_ones_that_are(
+    tensor: Any, step: str, tmp_path: Path
+) -> None:
+    with pytest.raises(intarsia.IntarsiaError, match=step):
+        intarsia.save(tmp_path / "out", {"x": tensor()})

@@ -52,7 +52,7 @@ PICKLED_SHARDS = Foreign(
 TORCH_PICKLE = Foreign(
     "a pickle that torch.save wrote",
     _TORCH_LOAD + ") makes a checkpoint of a file that holds a state dict; of one section of a"
-    ' larger file: …["model"])',
+    ' larger file: …["model"]), or as its key is called (Lightning: ["state_dict"])',
 )
 PICKLE = Foreign(
     "a Python pickle",

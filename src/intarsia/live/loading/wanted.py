@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from intarsia.errors import SectionError
 from intarsia.family import Param
 from intarsia.live.loading.demand import Demand, Doubts, RankOfMesh
 from intarsia.live.loading.kept import check_adapters, check_handed
@@ -17,6 +18,7 @@ from intarsia.live.model.adapters import adapter_tensors
 from intarsia.live.model.contents import ModelContents
 from intarsia.live.optimizer.named import NamedOptimizer
 from intarsia.live.optimizer.state import unused_state
+from intarsia.planning.inventory import items_left_out
 from intarsia.planning.manifest import Manifest
 from intarsia.state.names import TORCH_STATE, StateName
 
@@ -60,8 +62,8 @@ class Wanted:
             check_handed(contents, were_on_meta, manifest.path)
             optimizer = contents.optimizer_with(optimizer)
         own = None if optimizer is None else NamedOptimizer.of(into, optimizer, state=False)
-        if by_model and contents and not _has_names(manifest, contents, own):
-            manifest = by_model()
+        if by_model and contents:
+            manifest = _as_asked(manifest, contents, own, by_model)
         demand = Demand.of(into, manifest, place, contents)
         check_adapters(demand.adapters, empty, manifest.path)
         doubts = demand.doubts
@@ -77,13 +79,29 @@ class Wanted:
         return Wanted(demand, doubts, own, rows, computed, on_meta)
 
 
-def _has_names(src: Manifest, contents: ModelContents, own: NamedOptimizer | None) -> bool:
-    """Whether a checkpoint has the tensors of a dict under their names there, and the state of its optimizers."""
-    asked, stored = contents.tensors.keys(), src.stored
-    if not asked <= stored.keys() and not asked <= {*stored, *(s.on_disk for s in stored.values())}:
-        return False
+def _as_asked(
+    whole: Manifest,
+    contents: ModelContents,
+    own: NamedOptimizer | None,
+    by_model: Callable[[], Manifest],
+) -> Manifest:
+    """All of a checkpoint where it has the tensors of a dict and the state of its optimizers by name; else its model.
+
+    Where a dict asks for several sections, the whole tells what it lacks.
+    """
+    asked, stored = contents.tensors.keys(), whole.stored
+    lacks = not asked <= stored.keys()
+    lacks = lacks and not asked <= {*stored, *(s.on_disk for s in stored.values())}
     state = {state.parameter for n in stored if (state := StateName.of(n))} if own else set()
-    return not state or not state.isdisjoint(asked)
+    if not lacks and (not state or not state.isdisjoint(asked)):
+        return whole
+    try:
+        model = by_model()
+    except SectionError:
+        return whole
+    left = (x.name for x in items_left_out(model.inventory) if x.kind == "section")
+    heads = tuple(f"{name}." for name in left)
+    return whole if lacks and any(name.startswith(heads) for name in asked) else model
 
 
 def modules_of(into: Any) -> list[Any]:

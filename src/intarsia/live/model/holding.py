@@ -53,9 +53,15 @@ def dtype_of(tensor: Any, name: str) -> DType:
     if found is None:
         raise LayoutError(
             f"`{name}` has element type {tensor.dtype}, which no format stores",
-            hint="keep it as numbers that one does, for example torch.view_as_real(x)",
+            hint="keep it as numbers that one does, for example " + _plainly(tensor),
         )
     return found
+
+
+def _plainly(tensor: Any) -> str:
+    if getattr(tensor, "is_quantized", False):
+        return "x.dequantize(), or x.int_repr() with its scale and zero point beside"
+    return "torch.view_as_real(x)" if tensor.dtype.is_complex else "x.view(torch.uint8)"
 
 
 @cache
