@@ -206,3 +206,18 @@ def test_numbers_that_no_format_stores_are_refused_with_ones_that_are(
 ) -> None:
     with pytest.raises(intarsia.IntarsiaError, match=step):
         intarsia.save(tmp_path / "out", {"x": tensor()})
+
+
+def test_a_dict_with_numbered_state_is_loaded_and_called_sound(tmp_path: Path) -> None:
+    model = net(1)
+    optimizer = stepped(model)
+    saved = {"state_dict": model.state_dict(), "optimizer": optimizer.state_dict()}
+    intarsia.save(tmp_path / "out", saved)
+    assert bool(intarsia.verify(tmp_path / "out"))
+    assert bool(intarsia.verify(tmp_path / "out", section="."))
+    again = net(9)
+    other = torch.optim.AdamW(again.parameters(), lr=0.5)
+    intarsia.load(tmp_path / "out", into=again, optimizer=other)
+    assert equal(again, model)
+    for x, y in zip(again.parameters(), model.parameters(), strict=True):
+        assert torch.equal(other.state[x]["exp_avg"], optimizer.state[y]["exp_avg"])

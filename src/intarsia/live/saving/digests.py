@@ -12,6 +12,7 @@ from intarsia.dtypes import DType
 from intarsia.errors import FamilyError, SectionError
 from intarsia.format.naming.logical_names import divided, name_tensors
 from intarsia.format.naming.section import TOP
+from intarsia.format.optimizer_state.optimizer_names import is_numbered_name
 from intarsia.layout import Layout
 from intarsia.mesh import Box, Shape
 from intarsia.planning.copy import layout_of_box
@@ -38,7 +39,8 @@ class SaveDigests:
     ) -> SaveDigests | None:
         """Those of the model where a reader leaves nothing out, else of all sections.
 
-        None where the configuration contradicts the tensors.
+        None where the configuration contradicts the tensors, and where state is numbered, whose
+        parameters a reader finds by what lies beside.
         """
         held = {n: Stored(n, dtype, Layout.of(n, shape), (), key=n) for n, dtype, shape in tensors}
         ways = map(partial(SaveDigests._of, held, config, paths), [(), (TOP,)] if paths else [()])
@@ -56,6 +58,8 @@ class SaveDigests:
             sections = divided(held, config, "the model", section, paths=nested)
             named = name_tensors(held, config, "the model", sections=sections)
         except (FamilyError, SectionError):
+            return None
+        if any(map(is_numbered_name, named.stored)):
             return None
         layouts: dict[str, tuple[Layout, ...]] = {}
         for s in named.stored.values():
