@@ -14,6 +14,7 @@ import torch
 import intarsia
 from tests.checkpoints import intarsia as command
 from tests.checkpoints import llama_config, model, write_dcp, write_hf
+from tests.fixtures import fixture
 
 CONFIG = llama_config()
 
@@ -121,6 +122,21 @@ def test_what_arguments_of_megatron_fsdp_say_of_a_mesh_is_no_difference(tmp_path
     found = intarsia.verify(tmp_path / "b", tmp_path / "c")
     wrong = {x.name for x in found.beside if x.part == "object" and x.verdict == "different"}
     assert wrong == {"args.norm_epsilon", "args.layernorm_epsilon"}
+
+
+def test_a_training_whose_experts_are_parallel_on_one_mesh_alone_is_the_same(
+    tmp_path: Path,
+) -> None:
+    src = fixture("megatron", "td_moe_tp2pp2ep2")
+    config = json.loads((src / "hf_truth" / "config.json").read_text())
+    for n in (1, 2):
+        stacked, apart = tmp_path / f"td{n}", tmp_path / f"fd{n}"
+        intarsia.convert(src, stacked, to="torch_dist", mesh=f"ep={n}", config=config)
+        intarsia.convert(stacked, apart, to="fsdp_dtensor", mesh=f"ep={n}")
+    found = intarsia.verify(tmp_path / "fd1", tmp_path / "fd2")
+    assert found.equal
+    said = {x.verdict for x in found.beside if x.name.endswith(".is_expert_parallel")}
+    assert said == {"equal"}
 
 
 def test_what_megatrons_common_state_says_of_a_mesh_is_no_difference(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from intarsia.errors import FormatError, UsageError, few
 from intarsia.format.folder.run_objects import (
     ARGUMENTS,
     group_objects,
+    is_of_the_mesh,
     is_of_the_run,
     is_settings,
     plain_object,
@@ -132,10 +133,11 @@ def _same_name(name: str, left: bytes, right: bytes) -> Iterator[NonTensor]:
         return
     one, other = (plain_object(name, data) for data in (left, right))
     settings = is_settings(name) and isinstance(one, Mapping) and isinstance(other, Mapping)
-    if not settings:
+    if not settings and not is_of_the_mesh(name):
         yield NonTensor("object", name, DIFFERENT, _both(one, other), counts=True)
         return
-    wrong = [k for k in sorted({*one, *other}, key=str) if not _alike(one.get(k), other.get(k))]
+    keys = sorted({*one, *other}, key=str) if settings else ()
+    wrong = [k for k in keys if not _alike(one.get(k), other.get(k))]
     for key in wrong:
         x, y = one.get(key), other.get(key)
         run = is_of_the_run(key, x, y)

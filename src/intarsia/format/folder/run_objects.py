@@ -34,6 +34,11 @@ def group_objects(names: Collection[str]) -> set[str]:
     return {n for n in names if n.startswith(PARAMETERS_GROUP)}
 
 
+def is_of_the_mesh(name: str) -> bool:
+    """Whether an object says only whether a parameter's experts are parallel, as those of a mesh are or are not."""
+    return name.startswith(PARAMETERS_GROUP) and name.endswith(".is_expert_parallel")
+
+
 def is_settings(name: str) -> bool:
     """Whether an object is a mapping of settings, most of which depend on the mesh."""
     return name in (COMMON_OBJECT, ARGUMENTS)
