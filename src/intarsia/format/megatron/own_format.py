@@ -154,7 +154,8 @@ class MegatronFormat(Archives):
         if heads > 1 and heads * width in normed:
             yield (
                 f"the norms of queries and keys span all heads, and Megatron-core's own span one ({width}"
-                " elements) and load no other: its model must be built with such attention, as"
+                " elements): Megatron-LM refuses to load them with --qk-layernorm, and without it leaves them"
+                " out unnoticed, and another model runs; its model must be built with such attention, as"
                 " Megatron-Bridge's OLMoE is"
             )
         if src.config_doubts:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from intarsia.format.megatron.configuration.argument_table import CENTERED, PARSED_YARN
+from intarsia.mesh import Shape
 
 _LATENT = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim",
            "rotary_scaling_factor", "mscale", "mscale_all_dim")  # fmt: skip
@@ -23,6 +24,7 @@ _NOT_TAKEN: dict[str, Any] = {
 }  # fmt: skip
 """The arguments that it leaves out (0.16 to 0.20), and the value at which nothing has to be said."""
 
+_NORM_OF_QUERIES = ".self_attention.q_layernorm.weight"
 _OTHERWISE = {CENTERED[0]: "--apply-layernorm-1p"}
 
 
@@ -38,8 +40,12 @@ def options_to_give(args: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
-def note_on_options(args: Mapping[str, Any]) -> Iterator[str]:
-    """A note for whoever begins a run from arguments that no run has stored."""
+def note_on_options(args: Mapping[str, Any], shapes: Mapping[str, Shape]) -> Iterator[str]:
+    """A note for whoever begins a run from arguments that no run has stored, and from tensors of these shapes."""
+    width = args.get("kv_channels")
+    normed = {shape[-1] for name, shape in shapes.items() if name.endswith(_NORM_OF_QUERIES)}
+    if width is not None and normed - {width}:
+        args = {k: v for k, v in args.items() if k != "qk_layernorm"}  # its norms span one head
     if options := options_to_give(args):
         yield (
             "Megatron-LM's --use-checkpoint-args leaves out some of what the model is, and without it"

@@ -274,7 +274,8 @@ def _on_arguments(
     table, old = table_for(options.config), arguments_among(options.entries)
     centered = norms_are_centered(table, targets) if table else None
     if not old:
-        yield from note_on_options(arguments_among(entries))
+        shapes = {t.name: t.layout.shape for t in targets}
+        yield from note_on_options(arguments_among(entries), shapes)
     elif centered is not None:
         yield from note_on_norms(old, centered)
 

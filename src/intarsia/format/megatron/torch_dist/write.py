@@ -110,7 +110,7 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
     if old := plain(arguments_of(source)):
         remarks += tuple(note_on_norms(old, centered))
     else:
-        remarks += tuple(note_on_options(vars(state["args"])))
+        remarks += tuple(note_on_options(vars(state["args"]), shapes))
     remarks += (*note_on_queries(shapes), *note_on_loading(held, "optimizer" in state))
     return Arrangement(files.sizes, slots, files.fixed, closing, remarks, folder)
 
