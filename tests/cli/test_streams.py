@@ -15,7 +15,7 @@ import pytest
 
 import intarsia
 from intarsia.conversion import resuming
-from tests.checkpoints import environment, llama_config, model, write_hf
+from tests.checkpoints import environment, llama_config, model, python, write_hf
 from tests.checkpoints import intarsia as cli
 
 CONFIG = llama_config()
@@ -291,6 +291,37 @@ def test_a_signal_that_comes_when_all_is_done_does_not_hide_that(
     monkeypatch.setattr("intarsia.cli.convert.answer", stopped)
     answer = cli("convert", src, out, "--to", "dcp")
     assert answer == (143, "", f"intarsia: terminated; {out} is complete and in its place\n")
+
+
+def test_a_second_interrupt_while_all_is_put_in_order_names_what_is_left(
+    src: Path, tmp_path: Path, monkeypatch
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("intarsia.conversion.running._attest", stopped)
+    monkeypatch.setattr("intarsia.conversion.running.keep_what_is_proven", stopped)
+    answer = cli("convert", src, tmp_path / "out", "--to", "dcp")
+    assert answer.status == 130
+    left = tmp_path / ".out.intarsia-partial"
+    assert f"nothing was committed\n  hint: {left} is left: run again with --resume" in answer.err
+    monkeypatch.undo()
+    assert "resumed" in cli("convert", src, tmp_path / "out", "--to", "dcp", "--resume").out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_when_all_is_said_leaves_the_status_of_the_work(
+    src: Path, number: signal.Signals
+) -> None:
+    late = (
+        "import atexit, os, sys, time\n"
+        f"atexit.register(lambda: (os.kill(os.getpid(), {number:d}), time.sleep(10)))\n"
+        "from intarsia.cli.main import main\n"
+        "main()"
+    )
+    done = python("-c", late, "verify", src)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
 
 
 def test_a_second_signal_waits_until_all_is_in_order(

@@ -13,7 +13,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from intarsia.cli.output import OUTPUT, complain, open_streams, print_error, to_stdout
 from intarsia.collector import seldom
 from intarsia.errors import IntarsiaError, LimitError, StoppedError
-from intarsia.run.stopping import stop_status, stop_word, stopping, was_stopped
+from intarsia.run.stopping import end_with, stop_status, stop_word, stopping, was_stopped
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -23,6 +23,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             status = _status_of(_read(arguments))
         except KeyboardInterrupt:
             status = _failed(StoppedError(stop_word()), stop_status())
+        if arguments is None:
+            end_with(status)
         with to_stdout():
             pass
         # The process ends, and has no need to look for what could be freed before; triton would report it.

@@ -37,7 +37,7 @@ from intarsia.run.sums.hashing import merged_sums
 from intarsia.run.windows.tally import Sums, Tally
 from intarsia.store.address import named
 from intarsia.store.reading.folder import read_file
-from intarsia.store.reading.lookup import given, real
+from intarsia.store.reading.lookup import exists, given, real
 from intarsia.store.writing.sources import check_sources
 from intarsia.store.writing.staging import Staging
 
@@ -79,7 +79,12 @@ def carry_out(
             changed, said = _committed(job, arrangement, staging, team, *moved)
     except KeyboardInterrupt as stop:
         interrupted = Interrupted(staging.committed, *stop.args)
-        keep_what_is_proven(job, staging, interrupted)
+        try:
+            keep_what_is_proven(job, staging, interrupted)
+        except KeyboardInterrupt:
+            staging.abandon(keep=True)
+            if exists(staging.folder):
+                interrupted.add_note(f"{staging.folder} is left: run again with --resume")
         raise interrupted from stop
     except BaseException as error:
         keep_what_is_proven(job, staging, error)

@@ -6,6 +6,7 @@ wait for what is being put in order.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -47,7 +48,15 @@ def _handled(
         yield
     finally:
         for number in mine:
-            signal.signal(number, before)
+            if signal.getsignal(number) in (inside, _wait):
+                signal.signal(number, before)
+
+
+def end_with(status: int) -> None:
+    """Have a signal that comes from here on end the process at once, with this status: all has been said."""
+    for number in (*_SIGNALS, signal.SIGINT):
+        if signal.getsignal(number) in (_stop, _interrupt, _wait):
+            signal.signal(number, lambda *_: os._exit(status))
 
 
 def was_stopped() -> bool:
