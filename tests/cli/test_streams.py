@@ -310,16 +310,26 @@ def test_a_second_interrupt_while_all_is_put_in_order_names_what_is_left(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "late",
+    [
+        "threading._register_atexit(send)",
+        "atexit.register(send)",
+        "import sys; sys.last_value = Last()",
+    ],
+)
 def test_a_signal_when_all_is_said_leaves_the_status_of_the_work(
-    src: Path, number: signal.Signals
+    src: Path, number: signal.Signals, late: str
 ) -> None:
-    late = (
-        "import atexit, os, sys, time\n"
-        f"atexit.register(lambda: (os.kill(os.getpid(), {number:d}), time.sleep(10)))\n"
+    code = (
+        "import atexit, os, threading\n"
+        f"def send(*_, kill=os.kill, me=os.getpid()): kill(me, {number:d})\n"
+        "class Last: __del__ = send\n"
+        f"{late}\n"
         "from intarsia.cli.main import main\n"
         "main()"
     )
-    done = python("-c", late, "verify", src)
+    done = python("-c", code, "verify", src)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
 

@@ -6,6 +6,7 @@ wait for what is being put in order.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import threading
@@ -54,9 +55,11 @@ def _handled(
 
 def end_with(status: int) -> None:
     """Have a signal that comes from here on end the process at once, with this status: all has been said."""
-    for number in (*_SIGNALS, signal.SIGINT):
-        if signal.getsignal(number) in (_stop, _interrupt, _wait):
-            signal.signal(number, lambda *_: os._exit(status))
+    mine = [n for n in _WORDS if signal.getsignal(n) in (_stop, _interrupt, _wait)]
+    for number in mine:
+        signal.signal(number, lambda *_: os._exit(status))
+    # Python gives up its own handlers before it takes the modules apart.
+    atexit.register(lambda: [signal.signal(number, signal.SIG_IGN) for number in mine])
 
 
 def was_stopped() -> bool:
