@@ -94,7 +94,9 @@ def heard(said: Sequence[Statement], digests: Sequence[bytes]) -> list[Heard]:
             HeldBox(name, BY_NAME[dtype], shapes[shape], boxes[box], proofs[proof])
             for name, dtype, shape, box, proof, _ in rows
         ]
-        nesting = {name: above[keys] for name, *_, keys in rows if above[keys]}
+        nesting = (
+            {name: above[keys] for name, *_, keys in rows if above[keys]} if any(above) else {}
+        )
         found.append(Heard(held, entries, each.extra, config, nesting))
     return found
 
