@@ -170,7 +170,7 @@ MUTANTS = [
         ("tokens come back in another's place", "placed = done[back]", "placed = done[order]", [TOKENS]),
     ),
     *of("E", "live/parallelizing.py", (
-        "FSDP cuts the experts too", "left = None if further else own", "left = None",
+        "FSDP cuts the experts too", "left |= set() if further else own", "left |= set()",
         [f"{EXPERTS}::test_experts_are_not_cut_by_fsdp_where_ep_is_all_there_is"],
     )),
     *of("E", "mesh/mesh.py", (
