@@ -7,11 +7,9 @@ weight rounded to bf16, and neither of the two is stale.  Vectors and norms it k
 from __future__ import annotations
 
 from intarsia.errors import IntarsiaError
-from intarsia.format.folder.run_objects import ARGUMENTS, is_settings, plain_object
+from intarsia.format.folder.run_objects import is_settings, kept_in_fewer_bits
 from intarsia.opened.entries import named_entries
 from intarsia.planning.manifest import Logical, Manifest
-
-_SAID_BY = ("fp8_param_gather", "fp4_param_gather")
 
 
 def fewer_bits(src: Manifest) -> str:
@@ -21,14 +19,8 @@ def fewer_bits(src: Manifest) -> str:
         held = named_entries(src, names) if names else {}
     except IntarsiaError:  # a fault of its own
         return ""
-    for name, data in held.items():
-        settings = plain_object(name, data)
-        if not isinstance(settings, dict):
-            continue
-        for argument in _SAID_BY:
-            if True in (settings.get(argument), settings.get(f"{ARGUMENTS}.{argument}")):
-                return argument
-    return ""
+    said = (kept_in_fewer_bits(name, data) for name, data in held.items())
+    return next(filter(None, said), "")
 
 
 def may_have_fewer_bits(weight: Logical) -> bool:

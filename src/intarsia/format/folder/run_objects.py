@@ -22,6 +22,8 @@ _RUN = ("iteration", SCHEDULER, "num_floating_point_operations_so_far")
 _DATA = ("consumed_", "skipped_")
 """How the counters of the data that a run has read begin, which are among its arguments."""
 
+_FEWER_BITS = ("fp8_param_gather", "fp4_param_gather")
+
 
 def run_objects(names: Collection[str]) -> set[str]:
     """The objects of these names that are the frame of a run."""
@@ -49,6 +51,14 @@ def is_of_the_run(key: Any, x: Any, y: Any) -> bool:
     counted = key in _RUN or str(key).removeprefix(f"{ARGUMENTS}.").startswith(_DATA)
     start = (None, 0, 1) if key == "iteration" else (None, 0)  # Megatron's first iteration is 1
     return counted and not (x in start and y in start)
+
+
+def kept_in_fewer_bits(name: str, data: bytes) -> str:
+    """The argument among settings by which a run kept its weights in fewer bits; empty where none says so."""
+    settings = plain_object(name, data)
+    held = settings if isinstance(settings, Mapping) else {}
+    said = (x for x in _FEWER_BITS if True in (held.get(x), held.get(f"{ARGUMENTS}.{x}")))
+    return next(said, "")
 
 
 def plain_object(name: str, data: bytes, take: Callable[[Any], Any] = plain) -> Any:
