@@ -18,6 +18,7 @@ from intarsia.store import registry
 settings.register_profile("same", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("new", deadline=None, print_blob=True)
 settings.load_profile("same")
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the ranks of these tests have no GPU each
 
 
 @pytest.hookimpl(tryfirst=True)
