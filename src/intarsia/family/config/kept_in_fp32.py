@@ -2,14 +2,19 @@
 
 Transformers says it per class (`_keep_in_fp32_modules_strict` for every narrower type,
 `_keep_in_fp32_modules` for fp16 alone); Megatron keeps the experts' bias and Mamba's `A_log`.
-A name is a part of a tensor's name between dots.
+A name is a part of a tensor's name between dots.  The tables do without Transformers; where it is
+installed its files say the same of models that are newer.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from contextlib import suppress
+from functools import cache, lru_cache
+from importlib.machinery import SourceFileLoader
+from importlib.util import find_spec
 from typing import Any
 
 ALWAYS = ("e_score_correction_bias", "expert_bias", "inv_freq", "A_log", "moe_statics")
@@ -37,6 +42,10 @@ STRICT: dict[str, tuple[str, ...]] = {
         "weights_proj",
     ),
     "inkling": ("attn_sconv", "k_sconv", "mlp_sconv", "v_sconv"),
+    "inkling2": (
+        "attention_input", "final_input", "k_sconv.conv1d", "mlp.gate.weight", "mlp_input",
+        "post_attention_convolution", "post_mlp_convolution", "v_sconv.conv1d",
+    ),
     "kyutai_speech_to_text": ("codec_model",),
     "mistral_large4": ("mlp.gate.weight", "rotary_emb"),
     "muse_spark": (
@@ -104,6 +113,24 @@ def _pattern(types: tuple[str, ...], narrow_range: bool) -> re.Pattern[str]:
     for each in types:
         # A text model may carry its own type: "voxtral_text" is of "voxtral".
         for known in (each, each.removesuffix("_text")):
-            words += STRICT.get(known, ())
-            words += FROM_FP16.get(known, ()) if narrow_range else ()
+            words += [*STRICT.get(known, ()), *_declared(known, "_keep_in_fp32_modules_strict")]
+            if narrow_range:
+                words += [*FROM_FP16.get(known, ()), *_declared(known, "_keep_in_fp32_modules")]
     return re.compile(rf"(?:^|\.)(?:{'|'.join(map(re.escape, words))})(?:\.|$)")
+
+
+@cache
+def _declared(model_type: str, attribute: str) -> tuple[str, ...]:
+    """What the classes of an installed Transformers list for a type of model, which nothing imports."""
+    spec = find_spec("transformers") if model_type.isidentifier() else None
+    if spec is None or not isinstance(spec.loader, SourceFileLoader):
+        return ()
+    found: set[str] = set()
+    for folder in spec.submodule_search_locations or ():
+        with suppress(FileNotFoundError):  # the type has no folder of its name
+            source = spec.loader.get_data(f"{folder}/models/{model_type}/modeling_{model_type}.py")
+            for node in ast.walk(ast.parse(source)) if attribute.encode() in source else ():
+                match node:
+                    case ast.Assign([ast.Name(id=name)], ast.List(words)) if name == attribute:
+                        found.update(map(ast.literal_eval, words))
+    return tuple(sorted(found))
