@@ -49,7 +49,9 @@ def walked() -> set[Path]:
     seen: set[str] = set()
 
     def look(frame: FrameType, event: str, arg: object) -> None:
-        if event == "call" and frame.f_code.co_flags & CO_OPTIMIZED:
+        # Only before Python 3.12 is a comprehension a call.
+        comprehension = frame.f_code.co_name.startswith("<")
+        if event == "call" and frame.f_code.co_flags & CO_OPTIMIZED and not comprehension:
             seen.add(frame.f_code.co_filename)
 
     with TemporaryDirectory() as folder, redirect_stdout(StringIO()):
