@@ -122,8 +122,9 @@ def _print_pair(found: Comparison, step: str | None) -> None:
 
 
 def _print_beside(found: Comparison) -> None:
-    """What lies beside the tensors: each that is not equal, and how many are."""
+    """What lies beside the tensors: each that is not equal, first what the verdict is for, and how many are."""
     unequal = [each for each in found.beside if each.verdict != "equal"]
+    unequal.sort(key=lambda each: not each.counts)
     for each in unequal[:ROWS]:
         say(str(each))
     if len(unequal) > ROWS:

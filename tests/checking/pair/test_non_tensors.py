@@ -17,6 +17,7 @@ from tests.checkpoints import llama_config, model, write_dcp, write_hf
 from tests.fixtures import fixture
 
 CONFIG = llama_config()
+DIFFERENT = "different"
 
 
 def saved(folder: Path, **changes: Any) -> Path:
@@ -118,7 +119,7 @@ def test_what_arguments_of_megatron_fsdp_say_of_a_mesh_is_no_difference(tmp_path
     found = intarsia.verify(tmp_path / "a", tmp_path / "b")
     assert found.equal
     said = [(x.verdict, x.text) for x in found.beside if x.name.startswith("args")]
-    assert said == [("equal", "but for the mesh that it is of")]
+    assert said == [("equal", "but for how its tensors are stored")]
     found = intarsia.verify(tmp_path / "b", tmp_path / "c")
     wrong = {x.name for x in found.beside if x.part == "object" and x.verdict == "different"}
     assert wrong == {"args.norm_epsilon", "args.layernorm_epsilon"}
@@ -155,6 +156,57 @@ def test_what_megatrons_common_state_says_of_a_mesh_is_no_difference(tmp_path: P
     (said,) = (x for x in found.beside if x.verdict == "different")
     assert said.name.endswith(".args.attention_dropout")
     assert said.text.endswith("0.25 in B")
+
+
+def test_how_megatron_stores_a_training_is_no_difference(tmp_path: Path) -> None:
+    """Optimizer state by parameter, and in the buffers of other ranks; a vocabulary with other padding."""
+    by_parameter = fixture("megatron", "td_dense_tp2")
+    config = json.loads((by_parameter / "hf_truth" / "config.json").read_text())
+    in_buckets = fixture("megatron", "td_dense_tp2pp2_dpresh")
+    converted = tmp_path / "td"
+    intarsia.convert(by_parameter, converted, to="torch_dist", mesh="pp=2", config=config)
+    others = {".args.load", ".args.save", ".args.dist_ckpt_optim_fully_reshardable"}
+    for x, y, apart in ((by_parameter, in_buckets, others), (by_parameter, converted, set())):
+        for one, other in ((x, y), (y, x)):
+            found = intarsia.verify(one, other, config=config)
+            assert found.equal
+            wrong = {
+                e.name.partition("/shard_0_1")[2] for e in found.beside if e.verdict == DIFFERENT
+            }
+            assert wrong == apart
+            left = {e.name.partition("/")[0] for e in found.beside if e.verdict == "not compared"}
+            assert left == {"rng_state"}
+
+
+def test_what_an_optimizer_counts_beside_its_groups_is_still_compared(tmp_path: Path) -> None:
+    for name, scale in (("a", 1024.0), ("b", 512.0)):
+        intarsia.convert(saved(tmp_path / f"src-{name}"), tmp_path / name, to="torch_dist")
+        (file,) = (tmp_path / name).glob("iter_*/common.pt")
+        state = torch.load(file, weights_only=True)
+        state["optimizer"]["grad_scaler"] = {"scale": scale}
+        torch.save(state, file)
+    said = [
+        e for e in intarsia.verify(tmp_path / "a", tmp_path / "b").beside if e.verdict == DIFFERENT
+    ]
+    assert [e.name.rpartition(".")[2] for e in said] == ["optimizer"]
+    assert "1024.0" in said[0].text
+    assert "512.0" in said[0].text
+
+
+def test_what_the_verdict_is_for_is_printed_first(tmp_path: Path) -> None:
+    src = write_hf(tmp_path / "hf", model(CONFIG), CONFIG)
+    torch.serialization.add_safe_globals([Namespace])
+    for k, name in enumerate("ab"):
+        intarsia.convert(src, tmp_path / name, to="torch_dist")
+        (file,) = (tmp_path / name).glob("iter_*/common.pt")
+        state = torch.load(file, weights_only=True)
+        vars(state["args"]).update(
+            {f"a_setting_{n}": k for n in range(30)}, skipped_train_samples=k
+        )
+        torch.save(state, file)
+    out = command("verify", tmp_path / "a", tmp_path / "b").out
+    assert "skipped_train_samples`, 0 in A, 1 in B" in out
+    assert "… and 11 more beside the tensors" in out
 
 
 @pytest.mark.parametrize("to", ["torch_dist", "fsdp_dtensor"])

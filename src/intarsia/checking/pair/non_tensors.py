@@ -14,7 +14,9 @@ from intarsia.checking.pair.quantised_differently import differing_schemes
 from intarsia.errors import FormatError, UsageError, few
 from intarsia.format.folder.run_objects import (
     ARGUMENTS,
+    beside_groups,
     group_objects,
+    is_of_buckets,
     is_of_the_mesh,
     is_of_the_run,
     is_settings,
@@ -105,7 +107,9 @@ def _objects(a: Manifest, b: Manifest, budget: Budget) -> Iterator[NonTensor]:
     for name in sorted({*left, *right} - (spelled - odd)):
         side = "A" if name in left else "B"
         if name in left and name in right:
-            yield from _same_name(name, left[name], right[name])
+            yield from _same_name(name, left[name], right[name], compared)
+        elif compared and is_of_buckets(name):
+            continue  # how buffers are cut, and groups that were compared
         elif same_names and name not in frame and name not in odd:
             yield NonTensor("object", name, ONLY[side], counts=True)
         else:
@@ -121,7 +125,7 @@ def _frame_of_one(left: Mapping[str, bytes], right: Mapping[str, bytes]) -> set[
     return {name for one, other in found if not (one and other) for name in one | other}
 
 
-def _same_name(name: str, left: bytes, right: bytes) -> Iterator[NonTensor]:
+def _same_name(name: str, left: bytes, right: bytes, grouped: bool) -> Iterator[NonTensor]:
     if left == right:
         yield NonTensor("object", name, EQUAL)
         return
@@ -136,6 +140,8 @@ def _same_name(name: str, left: bytes, right: bytes) -> Iterator[NonTensor]:
     if not settings and not is_of_the_mesh(name):
         yield NonTensor("object", name, DIFFERENT, _both(one, other), counts=True)
         return
+    if settings and grouped:  # compared for every parameter
+        one, other = beside_groups(one), beside_groups(other)
     keys = sorted({*one, *other}, key=str) if settings else ()
     wrong = [k for k in keys if not _alike(one.get(k), other.get(k))]
     for key in wrong:
@@ -143,7 +149,7 @@ def _same_name(name: str, left: bytes, right: bytes) -> Iterator[NonTensor]:
         run = is_of_the_run(key, x, y)
         yield NonTensor("object", f"{name}.{key}", DIFFERENT, _both(x, y), counts=run)
     if not wrong:
-        yield NonTensor("object", name, EQUAL, "but for the mesh that it is of")
+        yield NonTensor("object", name, EQUAL, "but for how its tensors are stored")
 
 
 def _settings(

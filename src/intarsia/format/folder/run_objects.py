@@ -5,6 +5,7 @@ Entries are carried as they are through every format, so these may lie in any of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -13,7 +14,6 @@ from intarsia.format.megatron.frame import COMMON_OBJECT, COUNTERS, SCHEDULER
 from intarsia.format.optimizer_state.parameter_groups import PARAMETERS_GROUP
 from intarsia.format.torch_file.plain import DROPPED, plain
 from intarsia.format.torch_file.zip_directory import BROKEN_ZIP
-from intarsia.mesh import Mesh
 
 ARGUMENTS = "args"
 _RUN = ("iteration", SCHEDULER, "num_floating_point_operations_so_far")
@@ -21,6 +21,11 @@ _RUN = ("iteration", SCHEDULER, "num_floating_point_operations_so_far")
 
 _DATA = ("consumed_", "skipped_")
 """How the counters of the data that a run has read begin, which are among its arguments."""
+
+_STORING = "content_metadata"
+"""What the common state says only of how the tensors of its checkpoint are stored."""
+
+_OPTIMIZER, _OF_GROUPS = "optimizer", ("param_groups", "param_state_sharding_type")
 
 _FEWER_BITS = ("fp8_param_gather", "fp4_param_gather")
 
@@ -41,9 +46,26 @@ def is_of_the_mesh(name: str) -> bool:
     return name.startswith(PARAMETERS_GROUP) and name.endswith(".is_expert_parallel")
 
 
+def is_of_buckets(name: str) -> bool:
+    """Whether an object says only how Megatron's buffers are cut, or what its optimizer's groups are."""
+    return re.search(r"\.dp_group_idx_\d+\.(per_bucket_numel\w*|optimizer)/", name) is not None
+
+
 def is_settings(name: str) -> bool:
     """Whether an object is a mapping of settings, most of which depend on the mesh."""
     return name in (COMMON_OBJECT, ARGUMENTS)
+
+
+def beside_groups(settings: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The common state without its optimizer's groups and the way its state is stored."""
+    return {k: _beside_groups(v) if k == _OPTIMIZER else v for k, v in settings.items()}
+
+
+def _beside_groups(optimizer: Any) -> Any:
+    if not isinstance(optimizer, Mapping):
+        return optimizer
+    held = {k: _beside_groups(v) for k, v in optimizer.items() if k not in _OF_GROUPS}
+    return {k: v for k, v in held.items() if v is not None} or None
 
 
 def is_of_the_run(key: Any, x: Any, y: Any) -> bool:
@@ -69,24 +91,20 @@ def plain_object(name: str, data: bytes, take: Callable[[Any], Any] = plain) -> 
     try:
         value = (read_state if name == COMMON_OBJECT else read_object)(data, name)
         if name == ARGUMENTS:
-            value = _arguments({ARGUMENTS: value}, beside_mesh=take is plain)
+            value = _arguments({ARGUMENTS: value}, beside_storing=take is plain)
         if name == COMMON_OBJECT and take is plain and isinstance(value, dict):
-            said = _arguments(value, beside_mesh=True)
-            value = {k: v for k, v in value.items() if k != ARGUMENTS}
+            said = _arguments(value, beside_storing=True)
+            value = {k: v for k, v in value.items() if k not in (ARGUMENTS, _STORING)}
             value |= {f"{ARGUMENTS}.{k}": v for k, v in said.items()}
         return take(value)
     except (IntarsiaError, *BROKEN_ZIP):
         return DROPPED
 
 
-def _arguments(common: Mapping[str, Any], *, beside_mesh: bool) -> dict[str, Any]:
-    """Megatron's arguments, perhaps without those that say which ranks hold what."""
+def _arguments(common: Mapping[str, Any], *, beside_storing: bool) -> dict[str, Any]:
+    """Megatron's arguments, perhaps without those that say how its tensors are stored."""
     from intarsia.format.megatron.common import arguments_of
-    from intarsia.format.megatron.configuration.written_arguments import (
-        OF_STAGES,
-        arguments_of_mesh,
-    )
+    from intarsia.format.megatron.configuration.written_arguments import OF_STORING
 
-    of_mesh = {*arguments_of_mesh(Mesh()), *OF_STAGES, "data_parallel_size"}
     held = arguments_of(common).items()
-    return {k: v for k, v in held if not (beside_mesh and k in of_mesh)}
+    return {k: v for k, v in held if not (beside_storing and k in OF_STORING)}

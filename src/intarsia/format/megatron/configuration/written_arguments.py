@@ -86,18 +86,32 @@ def arguments_of_mesh(mesh: Mesh, old: Mapping[str, Any] | None = None) -> dict[
         "world_size": mesh.size,
     }
     old = old or {}
-    if "data_parallel_size" in old:
-        found["data_parallel_size"] = max(1, mesh.size // (mesh.tp * mesh.pp * mesh.cp))
+    found |= {name: value for name, value in _derived(mesh).items() if name in old}
     if old.get("pipeline_model_parallel_size") not in (None, mesh.pp):
-        found |= {name: None for name in OF_STAGES if name in old}
+        found |= {name: None for name in _OF_STAGES if name in old}
     return found
 
 
-OF_STAGES = (
+def _derived(mesh: Mesh) -> dict[str, int]:
+    """What Megatron-LM works out of a mesh and keeps beside it, in some versions."""
+    return {
+        "data_parallel_size": max(1, mesh.size // (mesh.tp * mesh.pp * mesh.cp)),
+        "transformer_pipeline_model_parallel_size": mesh.pp,
+        "tensor_parallel_num_weight_shards": mesh.tp,
+        "expert_tensor_parallel_num_weight_shards": mesh.etp,
+        "inprocess_active_world_size": mesh.size,
+    }
+
+
+_OF_STAGES = (
     "virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage",
     "num_virtual_stages_per_pipeline_rank", "pipeline_model_parallel_layout",
     "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers",
 )  # fmt: skip
+_OF_PADDING = ("padded_vocab_size", "ckpt_format", "use_megatron_fsdp")
+
+OF_STORING = frozenset({*arguments_of_mesh(Mesh()), *_derived(Mesh()), *_OF_STAGES, *_OF_PADDING})
+"""The arguments that say how a checkpoint was cut and padded: the same training has others on another mesh."""
 
 
 def arguments_with(args: Mapping[str, Any], dtype: DType | None) -> dict[str, Any]:
