@@ -153,7 +153,7 @@ def main(checkpoint: str, config: str, ids: str, out: str, *sizes: str) -> None:
     )
     model_parallel_cuda_manual_seed(1)
     hf = json.loads(Path(config).read_text())
-    vocab = -(-hf["vocab_size"] // tp) * tp
+    vocab = dist_checkpointing.load_common_state_dict(checkpoint)["args"].padded_vocab_size
     model = build(hf, vocab, tp, pp, ep)
     load(model, checkpoint)
     found = logits(model, torch.load(ids), pp)

@@ -112,12 +112,13 @@ def test_arguments_for_a_model() -> None:
 
 @pytest.mark.parametrize("to", ["torch_dist", "fsdp_dtensor"])
 @pytest.mark.parametrize(
-    ("rank", "spec", "noted"), [(None, "te", True), (None, "local", False), (18, "te", False)]
+    ("rank", "spec", "noted"),
+    [(None, "te", True), (None, "local", True), (18, "te", False), (18, "local", False)],
 )
-def test_queries_that_later_versions_norm_once_more_are_noted(
+def test_queries_without_a_norm_that_later_versions_ask_for_are_noted(
     rank: int | None, spec: str, noted: bool, to: str, tmp_path: Path
 ) -> None:
-    """Megatron-core 0.19 and later asks TransformerEngine's layers for a norm that no hub model has."""
+    """Megatron-core 0.19 and later asks TransformerEngine's layers for it, and refuses its own."""
     config = CASES["deepseek_v3"] | {"q_lora_rank": rank, "num_nextn_predict_layers": 0}
     table = table_for(config)
     assert table is not None

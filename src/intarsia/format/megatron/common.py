@@ -218,12 +218,15 @@ def note_on_loading(entries: Iterable[str], trained: bool = True) -> Iterator[st
 
 
 def note_on_queries(names: Iterable[str]) -> Iterator[str]:
-    """A note where TransformerEngine's layers norm the queries of latent attention in later versions alone."""
+    """A note where queries of latent attention have no norm, which later versions ask for with that of keys and values."""
     ends = {".".join(name.rsplit(".", 2)[-2:]) for name in names}
-    if {"linear_q_proj.weight", "linear_kv_up_proj.layer_norm_weight"} <= ends:
+    if "linear_q_proj.weight" in ends and ends & _NORMS_OF_LATENTS:
         yield (
-            "queries of this model have no norm (q_lora_rank is null), and Megatron-core 0.19 and later gives them"
-            " one with --qk-layernorm and TransformerEngine's layers: it asks for `linear_q_proj.layer_norm_weight`"
-            " and stops; write with --megatron-spec local and train with --transformer-impl local, or use an earlier"
-            " Megatron-core"
+            "queries of this model have no norm (q_lora_rank is null), and its keys and values have one, of which"
+            " Megatron-core 0.19 and later builds both or neither: with --qk-layernorm it asks TransformerEngine's"
+            " layers for `linear_q_proj.layer_norm_weight` too, and refuses its own (--transformer-impl local); without"
+            " it, it leaves out the norm that the model has; train it with an earlier Megatron-core"
         )
+
+
+_NORMS_OF_LATENTS = {"linear_kv_up_proj.layer_norm_weight", "kv_layernorm.weight"}

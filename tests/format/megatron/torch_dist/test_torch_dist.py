@@ -212,6 +212,25 @@ def test_padding_of_the_vocabulary(tmp_path: Path) -> None:
     assert_same(everything(tmp_path / "td"), tensors)
 
 
+@pytest.mark.parametrize(("said", "rows"), [(None, 256), (12, 72)])
+def test_the_vocabulary_that_megatron_builds_can_be_cut_on_the_mesh(
+    said: int | None, rows: int, tmp_path: Path
+) -> None:
+    """It takes the argument as it is, and loads the fewer rows that are stored into as many."""
+    made(tmp_path / "hf", "llama")
+    intarsia.convert(tmp_path / "hf", tmp_path / "first", to="torch_dist")
+    file = iteration(tmp_path / "first") / "common.pt"
+    torch.serialization.add_safe_globals([Namespace])
+    state = torch.load(file, weights_only=True)
+    assert state["args"].padded_vocab_size == 128
+    state["args"].make_vocab_size_divisible_by = said
+    torch.save(state, file)
+    intarsia.convert(tmp_path / "first", tmp_path / "td", to="torch_dist", mesh="tp=2")
+    args = torch.load(iteration(tmp_path / "td") / "common.pt", weights_only=True)["args"]
+    assert (args.vocab_size, args.padded_vocab_size) == (50, rows)
+    assert read_dcp(iteration(tmp_path / "td"))["output_layer.weight"].shape == (50, 24)
+
+
 def test_the_common_state_in_both_homes(tmp_path: Path) -> None:
     made(tmp_path / "hf", "qwen3_moe")
     write_torch_dist(tmp_path / "hf", tmp_path / "td", "tp=2,ep=3")

@@ -15,6 +15,9 @@ from intarsia.mesh import Mesh, Shape
 from intarsia.planning.manifest import Stored, Target
 from intarsia.state.names import is_state
 
+DIVISIBLE_BY = 128
+"""What Megatron makes a rank's part of the vocabulary divisible by, unless it is given another number."""
+
 
 def arguments_for(
     config: Mapping[str, Any], mesh: Mesh, shapes: Mapping[str, Shape], centered: bool
@@ -50,6 +53,13 @@ def arguments_of_tensors(shapes: Mapping[str, Shape], centered: bool) -> dict[st
         "use_megatron_fsdp": False,
     }
     return found | ({"padded_vocab_size": embedding[0]} if embedding else {})
+
+
+def rows_as_megatron_pads(rows: int, args: Mapping[str, Any], tp: int) -> int:
+    """The rows that Megatron-LM gives a vocabulary: it cuts them on the mesh, and loads fewer into them."""
+    said = args.get("make_vocab_size_divisible_by")
+    step = tp * (said if type(said) is int and said > 0 else DIVISIBLE_BY)
+    return -(-rows // step) * step
 
 
 def norms_are_centered(table: Table, held: Iterable[Stored | Target]) -> bool | None:

@@ -25,6 +25,7 @@ from intarsia.format.dcp.write import Files, cut_by, place_all
 from intarsia.format.megatron.common import iteration_to_resume, note_on_loading, note_on_queries
 from intarsia.format.megatron.configuration.command_line import note_on_options
 from intarsia.format.megatron.configuration.written_arguments import (
+    DIVISIBLE_BY,
     norms_are_centered,
     note_on_norms,
 )
@@ -61,9 +62,6 @@ from intarsia.state.names import (
     master_of,
     step_of,
 )
-
-_DIVISIBLE_BY = 128
-"""What Megatron makes a rank's part of the vocabulary divisible by, unless it is given another number."""
 
 
 def fsdp_dtensor_rows(
@@ -153,7 +151,7 @@ def _vocabulary_notes(src: Manifest, targets: Iterable[Target], mesh: Mesh) -> I
     table = next((t for t in targets if t.name.endswith(VOCABULARY)), None)
     if table is None or table.shape[0] % mesh.tp:
         return
-    rows, multiple = table.shape[0], _DIVISIBLE_BY * mesh.tp
+    rows, multiple = table.shape[0], DIVISIBLE_BY * mesh.tp
     tokens = table.layout.mapped // (table.layout.size // rows)
     if tokens < rows:
         # Only a multiple of all rows pads fewer tokens to just these, whatever their number.
@@ -167,7 +165,7 @@ def _vocabulary_notes(src: Manifest, targets: Iterable[Target], mesh: Mesh) -> I
         yield (
             f"Megatron pads the {rows:,} rows of the vocabulary to a multiple of {multiple}, and with"
             " Megatron-FSDP loads no embedding of another size: continue with"
-            f" --make-vocab-size-divisible-by {gcd(rows // mesh.tp, _DIVISIBLE_BY)}"
+            f" --make-vocab-size-divisible-by {gcd(rows // mesh.tp, DIVISIBLE_BY)}"
         )
 
 

@@ -32,6 +32,7 @@ from intarsia.format.megatron.common import (
     note_on_loading,
     note_on_queries,
     tensor_of_one,
+    whole_argument,
 )
 from intarsia.format.megatron.configuration.command_line import note_on_options
 from intarsia.format.megatron.configuration.written_arguments import (
@@ -43,6 +44,7 @@ from intarsia.format.megatron.configuration.written_arguments import (
     arguments_with,
     norms_are_centered,
     note_on_norms,
+    rows_as_megatron_pads,
 )
 from intarsia.format.megatron.detection import BACKEND, backend_file
 from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT, COUNTERS, TRACKER
@@ -225,6 +227,8 @@ def _common(
             args |= arguments_of_words_lacking(options.config)
         else:
             args = arguments_for(options.config, options.mesh, shapes, centered)
+        if rows := whole_argument(args, "padded_vocab_size"):
+            args["padded_vocab_size"] = rows_as_megatron_pads(rows, args, options.mesh.tp)
     counters = counters_of(options.entries)
     args |= {k: v for k, v in counters.items() if k.endswith("_samples") and k not in args}
     optimizer = None if trained is None else _optimizer(source, trained, options)
