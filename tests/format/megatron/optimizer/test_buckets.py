@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from argparse import Namespace
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise, product
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import intarsia
 from intarsia.dtypes import DType, dtype_named
 from intarsia.errors import FormatError
 from intarsia.family import Param, Table, table_for
-from intarsia.format.dcp.metadata import TensorRecord
+from intarsia.format.dcp.metadata import TensorRecord, read_metadata
+from intarsia.format.dcp.metadata_write import write_metadata
 from intarsia.format.megatron.keys import Key, experts_of_row, half_of
 from intarsia.format.megatron.optimizer.buckets import read_buckets
 from intarsia.format.megatron.optimizer.buffers import is_bucket
+from intarsia.format.megatron.optimizer.eight_bits import is_of_type, layers_in_bf16
 from intarsia.format.registry import FORMATS
-from intarsia.layout import Piece
+from intarsia.layout import Layout, Piece
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Stored
+from tests.checkpoints import normal_tensor, write_hf
 from tests.family.arrays import carried, element_ids
 from tests.family.configs import CASES
 
@@ -162,10 +169,10 @@ class Disk:
             )
         )  # fmt: skip
 
-    def read(self, model: list[Stored]) -> dict[str, np.ndarray]:
+    def read(self, model: list[Stored], in_bf16: Collection[int] = ()) -> dict[str, np.ndarray]:
         """Every logical tensor's state, put together from what was found."""
         logical: dict[str, dict[int, int]] = {}
-        for stored in read_buckets(self.records, model, "here"):
+        for stored in read_buckets(self.records, model, "here", in_bf16=in_bf16):
             flat = np.full(stored.layout.size, -1)
             for c in stored.chunks:
                 lo, n = c.box.offsets[0], c.box.shape[0]
@@ -194,7 +201,7 @@ def check(found: dict[str, np.ndarray], source: Source) -> None:
         np.testing.assert_array_equal(found[f"optimizer.exp_avg.{name}"], array.reshape(-1))
 
 
-def layers_of(order: list[str], layers: range) -> list[str]:
+def layers_of(order: list[str], layers: Iterable[int]) -> list[str]:
     return [f"decoder.layers.{n}.{rest}" for n in layers for rest in order]
 
 
@@ -402,22 +409,81 @@ def in_eight_bits(name: str) -> bool:
     return "layers." in name and "norm" not in name and "router" not in name
 
 
-@pytest.mark.parametrize("kept", [0, 1], ids=["all layers", "but the first"])
-def test_weights_that_a_run_keeps_in_eight_bits_have_buffers_of_bytes(kept: int) -> None:
+@pytest.mark.parametrize("said", [True, False], ids=["said", "not said"])
+@pytest.mark.parametrize("kept", [(), (0,), (0, 2, 3)])
+def test_weights_that_a_run_keeps_in_eight_bits_have_buffers_of_bytes(
+    kept: tuple[int, ...], said: bool
+) -> None:
+    """But those of layers that it keeps in bf16, which its arguments name."""
     source = Source(case("qwen3_moe", num_experts=2), "megatron", 2, 2)
     names = FIRST + layers_of(TE + grouped(2), range(4)) + LAST
-    bf16 = {n for n in names if not in_eight_bits(n) or n in layers_of(TE, range(kept))}
+    bf16 = {n for n in names if not in_eight_bits(n) or n in layers_of(TE + grouped(2), kept)}
     disk = Disk()
     for t in range(2):
         for i, is_bf16 in enumerate((False, True)):
             params = [source.local(n, t) for n in names if (n in bf16) == is_bf16]
             kind = "torch.bfloat16" if is_bf16 else "torch.uint8"
             disk.save(GROUP.format(t, i), params, kind=kind)
-    if kept:
+    model = list(source.stored.values())
+    if kept and not said:
         with pytest.raises(FormatError, match=r"no orders(.|\n)*hint: .* kept no layer in bf16"):
-            disk.read(list(source.stored.values()))
+            disk.read(model)
     else:
-        check(disk.read(list(source.stored.values())), source)
+        check(disk.read(model, kept), source)
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_buckets_on_disk_are_read_by_what_the_arguments_say_of_layers(
+    said: bool, tmp_path: Path
+) -> None:
+    config = CASES["qwen3_moe"] | {"num_hidden_layers": 4, "hidden_size": 32, "num_experts": 2}
+    table = table_for(config)
+    assert table is not None
+    weights = {n: normal_tensor(shape, torch.bfloat16) for n, shape in table.logical.items()}
+    hub = write_hf(tmp_path / "hf", weights, config)
+    intarsia.convert(hub, tmp_path / "td", to="torch_dist")
+    (folder,) = (tmp_path / "td").glob("iter_*")
+    source, disk = Source(table, "megatron", 1, 1), Disk()
+    names = FIRST + layers_of(TE + grouped(2), range(4)) + LAST
+    bf16 = {n for n in names if not in_eight_bits(n) or n in layers_of(TE + grouped(2), (0, 3))}
+    for i, kind in enumerate(("uint8", "bfloat16")):
+        params = [source.local(n, 0) for n in names if (n in bf16) == bool(i)]
+        disk.save(GROUP.format(0, i), params, kind=f"torch.{kind}")
+    held = read_metadata((folder / ".metadata").read_bytes(), "here")
+    for record in disk.records:
+        file, size = f"{record.name}.distcp", 4 * record.shape[0]
+        placed = [Chunk(c.box, file, 4 * c.start_bytes, 4 * c.box.size) for c in record.chunks]
+        held.tensors[record.name] = replace(record, chunks=tuple(placed))
+        (folder / file).write_bytes(bytes(size))
+    paths = {name: (name,) for name in (*held.tensors, *held.objects)}
+    (folder / ".metadata").write_bytes(write_metadata(replace(held, paths=paths)))
+    torch.serialization.add_safe_globals([Namespace])
+    state = torch.load(folder / "common.pt", weights_only=True)
+    state["args"].first_last_layers_bf16 = said
+    torch.save(state, folder / "common.pt")
+    with intarsia.open(tmp_path / "td") as checkpoint:
+        found = {n for n in checkpoint if n.startswith("optimizer.exp_avg.")}
+        assert found == ({f"optimizer.exp_avg.{n}" for n in weights} if said else set())
+        fits = [note for note in checkpoint.manifest.notes if "which it fits exactly" in note]
+        assert bool(fits) == said
+
+
+def test_which_layers_a_run_keeps_in_bf16_is_among_its_arguments() -> None:
+    said = {"num_layers": 6, "first_last_layers_bf16": True}
+    assert layers_in_bf16(said) == {0, 5}
+    assert layers_in_bf16(said | {"num_layers_at_start_in_bf16": 2}) == {0, 1, 5}
+    assert layers_in_bf16(said | {"num_layers_at_end_in_bf16": 0}) == {0}
+    for other in ({"first_last_layers_bf16": False}, {"num_layers": None}, {"num_layers": 1 << 40}):
+        assert layers_in_bf16(said | other) == set()
+
+
+def test_layers_that_predict_further_tokens_are_not_counted_among_those_in_bf16() -> None:
+    layout, kinds = Layout.of("x", (4, 4)), ("uint8", "bfloat16")
+    for head, kind in (("decoder", "bfloat16"), ("mtp", "uint8")):
+        weight = Stored(
+            f"{head}.layers.0.transformer_layer.mlp.linear_fc2.weight", BF16, layout, ()
+        )
+        assert [k for k in kinds if is_of_type(weight, k, kinds, {0})] == [kind]
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -10,7 +10,7 @@ have; exactly one must fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
@@ -40,11 +40,13 @@ def read_buckets(
     model: Sequence[Stored],
     where: str,
     copies: list[Stored] | None = None,
+    in_bf16: Collection[int] = (),
 ) -> list[Stored]:
     """The state of every parameter, as parts of the buckets that hold it; `copies` receives its copies.
 
-    `model` are the model's tensors, layer by layer and expert by expert.  How many ranks tensor
-    parallelism had is one of the numbers of parts that their chunks show: the one that fits.
+    `model` are the model's tensors, layer by layer and expert by expert, `in_bf16` the layers that a run
+    in eight bits keeps so.  How many ranks tensor parallelism had is one of the numbers of parts that
+    their chunks show: the one that fits.
     """
     by_link = buffers_of(records)
     if {*by_link} - {0, 1}:
@@ -58,7 +60,7 @@ def read_buckets(
         *(_cuts(s for s in model if s.rule.is_expert == e) for e in (False, True))
     ):
         try:
-            mesh, states = _read_all(by_link, model, tp, etp, where)
+            mesh, states = _read_all(by_link, model, tp, etp, where, in_bf16)
         except FormatError as error:
             faults.append(error)
         else:
@@ -85,6 +87,7 @@ def _read_all(
     tp: int,
     etp: int,
     where: str,
+    in_bf16: Collection[int],
 ) -> tuple[str, _States]:
     """The mesh and the states in all buffers, where `tp` ranks cut tensors and `etp` ranks experts.
 
@@ -109,7 +112,7 @@ def _read_all(
                 hint=_HINT,
             )
         for kind, of_type in by_type.items():
-            params = [s for s in held if len(by_type) == 1 or is_of_type(s, kind, by_type)]
+            params = [s for s in held if len(by_type) == 1 or is_of_type(s, kind, by_type, in_bf16)]
             rows = [Param(s.name, s.layout, s.rule, s.value) for s in params]
             for copied, stored in _read(of_type, rows, grid, where, why_unfit(by_type)):
                 (twins if copied else found).append(stored)

@@ -41,6 +41,7 @@ from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT
 from intarsia.format.megatron.keys import Key, torch_dist_rows
 from intarsia.format.megatron.named_tensors import MegatronTensors
 from intarsia.format.megatron.optimizer.buffers import GATHERED, is_bucket
+from intarsia.format.megatron.optimizer.eight_bits import layers_in_bf16
 from intarsia.format.megatron.optimizer.groups import (
     SHARED,
     STEPS,
@@ -105,7 +106,8 @@ class TorchDist(MegatronFormat):
                 }
         settled = settle_config(config, args, metadata, root, complain)
         table = settled.table
-        found = name_tensors(metadata, table, settled.config, str(root), complain)
+        in_bf16 = layers_in_bf16(args)
+        found = name_tensors(metadata, table, settled.config, str(root), complain, in_bf16)
         if gathered := [name for name in entries if GATHERED.match(name)]:
             found.cannot_name(_gathered(gathered, root), gathered, "in objects")
         parts: dict[str, Stored] = {}

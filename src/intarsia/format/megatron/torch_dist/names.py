@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -38,10 +38,12 @@ def name_tensors(
     config: Mapping[str, Any] | None,
     where: str,
     complain: Complain,
+    in_bf16: Collection[int] = (),
 ) -> MegatronTensors:
+    """What the names of tensors lead to; `in_bf16` are the layers that a run in eight bits keeps so."""
     found = MegatronTensors()
     if table is not None:
-        _with_table(found, metadata, table, where, complain)
+        _with_table(found, metadata, table, where, complain, in_bf16)
         return found
     for record in metadata.tensors.values():
         _add_by_name(found, record, metadata.extra, complain)
@@ -53,7 +55,12 @@ def name_tensors(
 
 
 def _with_table(
-    found: MegatronTensors, metadata: Metadata, table: Table, where: str, complain: Complain
+    found: MegatronTensors,
+    metadata: Metadata,
+    table: Table,
+    where: str,
+    complain: Complain,
+    in_bf16: Collection[int],
 ) -> None:
     rows = MegatronRows(table)
     unknown: list[str] = []
@@ -83,7 +90,7 @@ def _with_table(
         )
         complain(Complaint(strange, names=tuple(unknown)))
     buckets = [r for r in metadata.tensors.values() if is_bucket(r.name)]
-    _add_buckets(found, buckets, table, where)
+    _add_buckets(found, buckets, table, where, in_bf16)
     found.miss(table, found.floating)
 
 
@@ -97,14 +104,18 @@ def _tensors(record: TensorRecord, rows: MegatronRows) -> tuple[str, ...]:
 
 
 def _add_buckets(
-    found: MegatronTensors, buckets: list[TensorRecord], table: Table, where: str
+    found: MegatronTensors,
+    buckets: list[TensorRecord],
+    table: Table,
+    where: str,
+    in_bf16: Collection[int],
 ) -> None:
     """Optimizer state out of buckets; where it cannot be found in them, the rest is still read."""
     if not buckets:
         return
     try:
         model = list(found.stored.values())
-        for stored in read_buckets(buckets, model, where, found.copies):
+        for stored in read_buckets(buckets, model, where, found.copies, in_bf16):
             found.add(stored, table.logical)
         found.notes.append("optimizer state is read from Megatron's buckets, which it fits exactly")
     except FormatError as error:
