@@ -10,6 +10,7 @@ from intarsia.dtypes import BY_TORCH
 from intarsia.errors import FamilyError
 from intarsia.format.dcp.metadata import Metadata, TensorRecord
 from intarsia.format.megatron.configuration.argument_facts import model_facts
+from intarsia.format.megatron.configuration.argument_table import UNSAID
 from intarsia.format.megatron.configuration.arguments_to_config import config_from_arguments
 from intarsia.format.megatron.configuration.config_to_arguments import arguments_of_config
 from intarsia.format.megatron.configuration.contradictions import check_arguments, disagreements
@@ -110,6 +111,21 @@ def test_what_arguments_cannot_say_is_listed() -> None:
         ).unsaid
     )
     assert not arguments_of_config(CASES["qwen3_moe"]).unsaid
+
+
+@pytest.mark.parametrize("chosen", [1, 2])
+@pytest.mark.parametrize("normed", [False, True])
+def test_megatron_divides_sigmoid_scores_by_their_sum_where_more_than_one_expert_is_chosen(
+    chosen: int, normed: bool
+) -> None:
+    ungrouped = CASES["glm4_moe"] | {"n_group": 1, "topk_group": 1}
+    config = ungrouped | {"num_experts_per_tok": chosen, "norm_topk_prob": normed}
+    said = arguments_of_config(config)
+    assert said.unsaid == ({"norm_topk_prob": normed} if normed != (chosen > 1) else {})
+    assert not disagreements(said.args | {UNSAID: said.unsaid}, config)
+    trained = arguments_of_config(config | {"norm_topk_prob": chosen > 1}).args
+    found = [(c.field, c.first, c.second) for c in disagreements(trained, config)]
+    assert found == ([("norm_topk_prob", chosen > 1, normed)] if normed != (chosen > 1) else [])
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,16 @@ def test_layers_that_predict_further_tokens_are_deepseeks(count: int, spec: str)
     assert (made.config["num_hidden_layers"], made.config["first_k_dense_replace"]) == (4, 1)
 
 
+@pytest.mark.parametrize("chosen", [1, 2])
+def test_the_score_of_a_single_expert_is_not_made_one(chosen: int) -> None:
+    """Megatron divides sigmoid scores by their sum where it chooses more than one expert."""
+    made = config_from_arguments(
+        arguments(DEEPSEEK | {"num_experts_per_tok": chosen}), stored(DEEPSEEK)
+    )
+    assert made.config is not None
+    assert made.config["norm_topk_prob"] is (chosen == 2)
+
+
 def test_layers_that_predict_further_tokens_are_no_other_familys() -> None:
     config = CASES["qwen3"]
     ahead = TensorRecord("mtp.layers.0.enorm.weight", BY_TORCH["bfloat16"], (8,), ())

@@ -10,6 +10,7 @@ from intarsia.format.megatron.configuration.argument_table import (
     BUILT_WITH,
     CENTERED,
     LATENT_YARN,
+    NORMED,
     PARSED_YARN,
     ROPE,
     ROWS,
@@ -38,8 +39,11 @@ def model_facts(args: Arguments) -> dict[str, Any]:
             facts[name] = neutral
     if facts.get("moe_router_num_groups") == 1:
         facts.pop("moe_router_group_topk", None)
+    facts.pop(NORMED, None)  # no argument
     if facts.get("moe_router_score_function") == "sigmoid":
         facts.pop("moe_router_pre_softmax", None)
+        if type(chosen := facts.get("moe_router_topk")) is int:
+            facts[NORMED] = normed_by_megatron(chosen)
     if facts.get("moe_router_load_balancing_type") != "sinkhorn":
         facts.pop("moe_router_load_balancing_type", None)  # the others change only the loss
     latent = args.get("multi_latent_attention") is True
@@ -62,6 +66,11 @@ def model_facts(args: Arguments) -> dict[str, Any]:
     if (activation := _said_activation(args)) is not None:
         facts["activation"] = activation
     return facts
+
+
+def normed_by_megatron(chosen: int) -> bool:
+    """Whether Megatron divides the sigmoid scores of the experts chosen by their sum: not that of a single one."""
+    return chosen > 1
 
 
 def said_of_norms(args: Arguments) -> dict[str, bool]:

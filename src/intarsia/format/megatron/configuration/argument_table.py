@@ -26,7 +26,7 @@ BUILT_WITH = 8.0
 """The factor with which Megatron-LM's scripts build a model for `--use-rope-scaling`, whatever `--rope-scaling-factor` says."""
 
 
-ROPE, ACTIVATION, GROUPS = "rope_parameters", "hidden_act", "n_group"
+ROPE, ACTIVATION, GROUPS, NORMED = "rope_parameters", "hidden_act", "n_group", "norm_topk_prob"
 
 
 @frozen
@@ -72,6 +72,7 @@ _ROWS = (
     ArgumentRow("moe_router_topk", ("num_experts_per_tok",), 2),
     ArgumentRow("moe_router_score_function", ("model_type",), "softmax"),
     ArgumentRow("moe_router_pre_softmax", ("norm_topk_prob",), False),
+    ArgumentRow(NORMED, (NORMED,)),
     ArgumentRow("moe_router_topk_scaling_factor", ("routed_scaling_factor",), 1.0),
     ArgumentRow("moe_router_num_groups", ("n_group",), 1),
     ArgumentRow("moe_router_group_topk", ("topk_group",), 1),

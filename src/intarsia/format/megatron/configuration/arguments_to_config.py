@@ -16,7 +16,7 @@ from intarsia.errors import FormatError, few
 from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.megatron.common import whole_argument
 from intarsia.format.megatron.configuration.argument_facts import model_facts, scaling_if_ignored
-from intarsia.format.megatron.configuration.argument_table import ROWS, UNSAID, YARN
+from intarsia.format.megatron.configuration.argument_table import NORMED, ROWS, UNSAID, YARN
 from intarsia.format.megatron.configuration.config_to_arguments import LLAMA3
 from intarsia.format.megatron.configuration.contradictions import disagreements, disproved
 from intarsia.format.megatron.configuration.stored_model import StoredModel
@@ -237,7 +237,7 @@ def _sparse(config: Config, seen: StoredModel, args: Mapping[str, Any], family: 
     if family == "qwen3_moe":
         dense = sorted(seen.layers.get("mlp.linear_fc2.weight", ()))
         config |= {"num_experts": count, "decoder_sparse_step": 1, "mlp_only_layers": dense}
-        config["norm_topk_prob"] = not facts.get("moe_router_pre_softmax")
+        config[NORMED] = not facts.get("moe_router_pre_softmax")
         return
     shared = seen.shape("shared_experts.linear_fc1.weight")
     routed = (layers for rest, layers in seen.layers.items() if "mlp.router." in rest)
@@ -248,5 +248,5 @@ def _sparse(config: Config, seen: StoredModel, args: Mapping[str, Any], family: 
         "routed_scaling_factor": facts.get("moe_router_topk_scaling_factor", 1.0),
         "n_group": facts.get("moe_router_num_groups", 1),
         "topk_group": facts.get("moe_router_group_topk", 1),
-        "norm_topk_prob": True,
+        NORMED: facts.get(NORMED, True),
     }

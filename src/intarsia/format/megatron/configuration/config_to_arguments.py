@@ -10,11 +10,13 @@ from typing import Any
 from intarsia.errors import FamilyError
 from intarsia.family import MAX_LAYERS
 from intarsia.family.config.meaning import implied_sizes, meaning_of
+from intarsia.format.megatron.configuration.argument_facts import normed_by_megatron
 from intarsia.format.megatron.configuration.argument_table import (
     ACTIVATION,
     BUILT_WITH,
     GROUPS,
     LATENT_YARN,
+    NORMED,
     ROPE,
     ROWS,
     STRETCHED,
@@ -267,10 +269,10 @@ def _experts(said: Said, text: Mapping[str, Any], family: str) -> None:
         _take(args, "ffn_hidden_size", text, inner)
     args["moe_router_score_function"] = "sigmoid" if sigmoid else "softmax"
     args["moe_router_enable_expert_bias"] = sigmoid
-    normed = text.get("norm_topk_prob", True)
+    normed = text.get(NORMED, True)
     args["moe_router_pre_softmax"] = not normed and not sigmoid
-    if sigmoid and not normed:
-        said.unsaid["norm_topk_prob"] = False
+    if sigmoid and normed != normed_by_megatron(args.get("moe_router_topk", 0)):
+        said.unsaid[NORMED] = normed
     scale = text.get("routed_scaling_factor")
     routed = family.startswith(("deepseek", "glm4_moe", "kimi"))
     args["moe_router_topk_scaling_factor"] = scale if routed else None

@@ -12,6 +12,7 @@ from intarsia.format.megatron.configuration.argument_facts import model_facts, s
 from intarsia.format.megatron.configuration.argument_table import (
     ACTIVATION,
     GROUPS,
+    NORMED,
     ROPE,
     ROWS,
     UNSAID,
@@ -39,6 +40,8 @@ def disagreements(args: Arguments, config: Mapping[str, Any]) -> list[Contradict
             del given["rope_scaling"]
     if given.get("rope_scaling") == scaling_if_ignored(args):
         given.pop("rope_scaling", None)
+    if NORMED in said.unsaid and NORMED not in (args.get(UNSAID) or ()):
+        given[NORMED] = said.unsaid[NORMED]
     if GROUPS in said.unsaid and GROUPS not in (args.get(UNSAID) or ()):
         given["moe_router_num_groups"] = (
             f"{said.unsaid[GROUPS]}, each ranked by its two best experts"
