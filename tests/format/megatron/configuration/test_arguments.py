@@ -113,6 +113,26 @@ def test_what_arguments_cannot_say_is_listed() -> None:
     assert not arguments_of_config(CASES["qwen3_moe"]).unsaid
 
 
+@pytest.mark.parametrize(
+    ("said", "scaled"),
+    [
+        ({}, False),
+        ({"rotary_scaling_factor": 40.0}, False),
+        ({"mscale_all_dim": 1.0, "rotary_scaling_factor": 1.0}, False),
+        ({"mscale_all_dim": 1.0, "rotary_scaling_factor": 40.0}, True),
+    ],
+)
+def test_latent_attention_whose_softmax_alone_is_scaled_is_no_plain_rotation(
+    said: dict[str, float], scaled: bool
+) -> None:
+    """Megatron takes the factor of a yarn rotation for the softmax, whatever the rotation is."""
+    config = CASES["deepseek_v3"]
+    args = arguments_of_config(config).args
+    assert args["rope_type"] == "rope"
+    found = [c.field for c in disagreements(args | said, config)]
+    assert found == (["rope_scaling"] if scaled else [])
+
+
 @pytest.mark.parametrize("chosen", [1, 2])
 @pytest.mark.parametrize("normed", [False, True])
 def test_megatron_divides_sigmoid_scores_by_their_sum_where_more_than_one_expert_is_chosen(

@@ -93,8 +93,12 @@ def scaling_if_ignored(args: Arguments) -> tuple[Any, ...] | None:
 def _said_scaling(args: Arguments, latent: bool) -> tuple[Any, ...] | None:
     if latent:
         factor = args.get("rotary_scaling_factor")
-        if args.get("rope_type") == "rope" or factor in (1, 1.0):
+        if factor in (1, 1.0):
             return ("default",)
+        if args.get("rope_type") == "rope":
+            # Megatron scales the softmax by what it would scale a yarn rotation by.
+            scaled = factor and args.get("mscale_all_dim")
+            return ("softmax alone", factor, args["mscale_all_dim"]) if scaled else ("default",)
         yarn = [args.get(k, v) for k, v in LATENT_YARN.items()]
         return None if factor is None else ("yarn", factor, *yarn)
     kind = args.get("position_embedding_type")
