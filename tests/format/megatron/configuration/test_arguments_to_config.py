@@ -71,6 +71,19 @@ def test_layers_that_predict_further_tokens_are_deepseeks(count: int, spec: str)
     assert (made.config["num_hidden_layers"], made.config["first_k_dense_replace"]) == (4, 1)
 
 
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_model_that_no_configuration_expresses_is_not_said_to_be_of_the_family(
+    gated: bool,
+) -> None:
+    config = CASES["qwen3"]
+    said = arguments(config, attention_output_gate=gated)
+    made = config_from_arguments(said, stored(config))
+    assert made.unsaid == (("attention_output_gate=True",) if gated else ())
+    (note,) = (note for note in made.notes if "a qwen3 with 4 heads" in note)
+    assert note.startswith("config.json is made") != gated
+    assert ("have attention_output_gate=True" in note) == gated
+
+
 @pytest.mark.parametrize("chosen", [1, 2])
 def test_the_score_of_a_single_expert_is_not_made_one(chosen: int) -> None:
     """Megatron divides sigmoid scores by their sum where it chooses more than one expert."""

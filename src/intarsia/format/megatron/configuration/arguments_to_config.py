@@ -71,7 +71,19 @@ def config_from_arguments(args: Mapping[str, Any], metadata: Metadata) -> MadeCo
         unsaid += [name for name in _TAKEN if name in said and said[name] == default[name]]
         notes.append(f"stored arguments are defaults that the model may not use: {doubt}")
     said |= {UNSAID: plain(args.get(UNSAID)), "vocab_size": args.get("vocab_size")}
-    return MadeConfig(config, tuple(notes), tuple(f"{name}={said[name]!r}" for name in unsaid))
+    beyond = tuple(f"{name}={said[name]!r}" for name in unsaid)
+    return MadeConfig(config, (_how_read(config, beyond), *notes), beyond)
+
+
+def _how_read(config: Config, beyond: tuple[str, ...]) -> str:
+    family = f"a {config['model_type']} with {config['num_attention_heads']} heads"
+    if beyond:
+        return (
+            f"the tensors are read as those of {family}, and the stored arguments have {few(beyond, 4)}, which"
+            " are in doubt or which no such configuration can express: the model may be another; give its own"
+            " config.json with --config"
+        )
+    return f"config.json is made from Megatron's arguments: {family}; give --config to use the model's own"
 
 
 _TAKEN = ("norm_epsilon", "rotary_base", "rotary_percent", "rope_scaling")
@@ -94,10 +106,6 @@ def _config(args: Mapping[str, Any], seen: StoredModel, notes: list[str]) -> Con
     vocab, hidden = embedding
     if family == "llama" and (facts.get("window") or (0, 1))[1:] == (0, ()):
         family = "mistral"
-    notes.append(
-        f"config.json is made from Megatron's arguments: a {family} with {heads} heads; give"
-        " --config to use the model's own"
-    )
     padded = whole_argument(args, "vocab_size") is None
     if padded:
         notes.append(
