@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import intarsia
-from intarsia.checking.diagnosis import PATIENCE, evidence, search
+from intarsia.checking.diagnosis import PATIENCE, evidence, sample, search
 from intarsia.checking.pair.comparison import Comparison
 from intarsia.run.budget import Budget
 from tests.checkpoints import normal_tensor, write_hf
@@ -249,9 +249,9 @@ def test_a_sample_and_small_windows_come_to_the_same(
         return [f.kind + f.text for f in found.faults]
 
     whole = told(compared(tmp_path / "1", W, change(W)))
-    monkeypatch.setattr(evidence, "SMALL", 64)
-    monkeypatch.setattr(search, "SMALL", 64)
-    monkeypatch.setattr(evidence, "SAMPLE_WIDTH", 16)
+    for room in (evidence, search, sample):
+        monkeypatch.setattr(room, "SMALL", 64)
+    monkeypatch.setattr(sample, "SAMPLE_WIDTH", 16)
     monkeypatch.setattr(Budget, "window_bytes", property(lambda _: 700))
     assert told(compared(tmp_path / "2", W, change(W))) == whole
 

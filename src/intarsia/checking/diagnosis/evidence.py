@@ -19,21 +19,17 @@ from intarsia.checking.diagnosis.hypothesis import (
     score,
 )
 from intarsia.checking.diagnosis.rearranged.order import along, of_runs
+from intarsia.checking.diagnosis.sample import SMALL, most_common, places
 from intarsia.checking.pair.pairs import Pair, read
 from intarsia.checkpoint import Checkpoint
 from intarsia.frozen import frozen_open
-from intarsia.layout import Layout, unravel
+from intarsia.layout import Layout
 from intarsia.mesh import Box, Shape
 from intarsia.planning.manifest import Logical
 from intarsia.planning.window import flat_start, windows
 from intarsia.run.budget import Budget
 from intarsia.run.sums.mixing import odd_numbers
 from intarsia.value.bits import bits_dtype
-
-SAMPLE_ROWS = 12
-SAMPLE_WIDTH = 2048
-SMALL = 16 << 10
-"""A tensor of so many elements is its own sample."""
 
 
 @frozen_open
@@ -52,6 +48,7 @@ class Evidence:
     arranged: Layout | None = None
     left: str = "A"
     right: str = "B"
+    chosen: tuple[Box, ...] | None = None
 
     @property
     def shape(self) -> Shape:
@@ -66,12 +63,12 @@ class Evidence:
         """The same with A and B in each other's place; each keeps what it is called."""
         return Evidence(
             self.b, self.a, self.pair.flipped, self.first, self.budget,
-            left=self.right, right=self.left,
+            left=self.right, right=self.left, chosen=self.chosen,
         )  # fmt: skip
 
     def moved(self, layout: Layout) -> Evidence:
         """What is left to explain once A is read in another arrangement."""
-        return replace(self, arranged=layout)
+        return replace(self, arranged=layout, chosen=self.places)
 
     @cached_property
     def whole(self) -> Layout:
@@ -79,9 +76,14 @@ class Evidence:
         return self.arranged or Layout.of(self.name, self.shape)
 
     @cached_property
+    def places(self) -> tuple[Box, ...]:
+        """Where the sample is taken."""
+        return self.chosen or places(self.shape, self.first, self.window, self.windows)
+
+    @cached_property
     def sample(self) -> list[BitsOfPair]:
-        """A few rows, the first that differs among them."""
-        return [self.window(box) for box in sample_boxes(self.shape, self.first)]
+        """A few rows, with elements that differ among them."""
+        return [self.window(box) for box in self.places]
 
     def windows(self) -> Iterator[BitsOfPair]:
         """Everything, one window at a time."""
@@ -92,11 +94,29 @@ class Evidence:
     def on_sample(self, hypothesis: Hypothesis) -> Score:
         return self._score(hypothesis, self.sample)
 
-    def rearranged(self, layout: Layout) -> tuple[Score, list[BitsOfPair]]:
-        """How a layout does on the sample, and the sample in its order."""
-        moved = [w.with_a(self.read(layout, w.box)) for w in self.sample]
-        scores = [score(w.unequal, ~m.unequal) for w, m in zip(self.sample, moved, strict=True)]
-        return sum(scores, Score()), moved
+    def rearranged(self, predict: Layout | Shuffle) -> tuple[Score, list[BitsOfPair]]:
+        """How a rearrangement does on the sample, and the sample in its order.
+
+        That the most common number comes where it is expected tells nothing, unless the sample is everything.
+        """
+        moved = [w.with_a(self.predicted(predict, w.box)) for w in self.sample]
+        total = Score()
+        for w, m in zip(self.sample, moved, strict=True):
+            unequal = w.unequal
+            if self._usual is not None:
+                unequal = unequal & ((m.x != self._usual[0]) | (m.y != self._usual[1]))
+            total += score(unequal, ~m.unequal)
+        return total, moved
+
+    @cached_property
+    def _usual(self) -> tuple[int, int] | None:
+        """What most elements of each side are, in the sample of a tensor that has more."""
+        if prod(self.shape) <= SMALL:
+            return None
+        x, y = (
+            most_common(side) for side in ([w.x for w in self.sample], [w.y for w in self.sample])
+        )
+        return None if x is None or y is None else (x, y)
 
     def on_all(self, hypothesis: Hypothesis) -> Score:
         predict = hypothesis.predict
@@ -176,21 +196,3 @@ class Evidence:
         a, b = self.pair.a.dtype, self.pair.b.dtype
         right = read(self.b, self.pair.b, box).view(bits_dtype(b))
         return BitsOfPair(box, self.read(self.whole, box), right, a, b)
-
-
-def sample_boxes(shape: Shape, first: tuple[int, ...]) -> list[Box]:
-    """Boxes of one row each (or of part of a long one), spread over a tensor."""
-    if prod(shape) <= SMALL:
-        return [Box.whole(shape)]
-    *lead, last = shape
-    count = prod(lead)
-    spread = np.linspace(0, count - 1, min(count, SAMPLE_ROWS)).astype(int).tolist()
-    width = min(last, SAMPLE_WIDTH)
-    boxes: dict[tuple[int, ...], None] = {}
-    if first:
-        start = min(first[-1], last - width)
-        boxes[(*first[:-1], start)] = None
-    for k, row in enumerate(spread):
-        place = unravel(row, lead)
-        boxes[(*place, (last - width) * k // max(len(spread) - 1, 1))] = None
-    return [Box(at, (*(1,) * len(lead), width)) for at in boxes]

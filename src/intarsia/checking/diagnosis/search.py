@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain
 from math import prod
 
-from intarsia.checking.diagnosis.evidence import SMALL, Evidence
+from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.finding import NOT_KNOWN, NOTHING, UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.hypotheses.compound import in_two_steps, resembles
 from intarsia.checking.diagnosis.hypotheses.groups import RelatedTensors
@@ -16,6 +16,7 @@ from intarsia.checking.diagnosis.hypothesis import ENOUGH, Hypothesis, Score, Sh
 from intarsia.checking.diagnosis.rearranged.matching import row_hypotheses
 from intarsia.checking.diagnosis.rearranged.order import ANY_ORDER
 from intarsia.checking.diagnosis.rearranged.orders import order_hypotheses
+from intarsia.checking.diagnosis.sample import SMALL
 from intarsia.checking.diagnosis.where.blocks import OF_PLACES, Tried, lost, wrong_block
 from intarsia.checking.diagnosis.where.chunks import whereabouts_of
 from intarsia.checking.diagnosis.where.pages import DAMAGED, damaged_pages
@@ -37,7 +38,7 @@ def explain_difference(e: Evidence, related: RelatedTensors, other: RelatedTenso
     found = _search(e, related)
     if found.complete:
         return with_place(found)
-    turned = _search(e.flipped, other)
+    turned = _search(replace(e.flipped, chosen=e.places), other)
     better = turned.kind != UNEXPLAINED and turned.explained > found.explained
     return with_place(_turned(turned, found.tensor) if better else found)
 
@@ -49,7 +50,7 @@ def _search(e: Evidence, related: RelatedTensors) -> Finding:
     for h in chain(value_hypotheses(e), order_hypotheses(e, related), row_hypotheses(e, related)):
         if isinstance(h.predict, Layout | Shuffle) and any(lost(*x) for x in tried):
             break  # zeros are found wherever there are others
-        if isinstance(h.predict, Layout):
+        if isinstance(h.predict, Layout | Shuffle):
             score, sampled = e.rearranged(h.predict)
             if score.share < WORTH_PROVING and resembles(score, sampled):
                 likely.append(h)
@@ -78,7 +79,7 @@ def _weighed(e: Evidence, tried: Tried, likely: list[Hypothesis]) -> Finding:
         return found
     placed = [x for x in moved if isinstance(x[1].predict, Layout | Shuffle)]
     likely = [h for _, h in sorted(placed, key=lambda x: -x[0].explained)] + likely
-    both = in_two_steps(e, likely)
+    both = in_two_steps(e, likely) if where.elements >= ENOUGH else None
     if both is not None:
         return both
     best = max(placed, key=lambda x: x[0].explained - x[0].denied, default=None)
