@@ -7,11 +7,12 @@ every layer has them so.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from intarsia.checking.content.chance import may_be_zero
 from intarsia.checking.content.pruned import Pruned
 from intarsia.checking.content.same_content import Content
+from intarsia.checking.content.unnamed_modules import UnnamedModules
 from intarsia.checking.content.zero_parts import ZeroParts
 from intarsia.checking.fault import Fault
 from intarsia.checking.naming import ModelPlace, tensors_in
@@ -148,12 +149,13 @@ def zero_tensors(found: Sequence[ItemStats], content: Content) -> Iterator[Fault
     """Tensors that are zero where their like in other layers and experts are not.
 
     One that has no like may be zero from the start, unless it is a vocabulary's; the like of a
-    norm that stands alone are those of its size.  A layer that stands still has no moments, nor has
+    norm that stands alone are those of its size, and of modules that numbers alone name, those of one make.  A layer that stands still has no moments, nor has
     a bias that is frozen, and what is small may have nothing left where its like are pruned.
     """
     if not any(p.zero for stats in found for p in stats.matrices):
         return
-    alike: dict[tuple[str, str], list[tuple[ItemStats, MatrixFacts]]] = {}
+    alike: dict[tuple[str, str, Hashable], list[tuple[ItemStats, MatrixFacts]]] = {}
+    made = UnnamedModules(stats.item.stored for stats in found)
     moving: set[tuple[str, str, int | None]] = set()
     norms: dict[int, list[bool]] = {}
     moments = {p.unit.place for s in found for p in s.matrices if p.unit.place.is_moment}
@@ -168,12 +170,13 @@ def zero_tensors(found: Sequence[ItemStats], content: Content) -> Iterator[Fault
             if _STARTS_AT_ZERO.search(place.template):
                 continue
             if stats.item.stored.dtype.floating and (is_judged or vector):
-                alike.setdefault((place.kind, place.template), []).append((stats, p))
+                make = made.make_of(stats.item.stored.name)
+                alike.setdefault((place.kind, place.template, make), []).append((stats, p))
                 if not p.zero:
                     moving.add(_at(place))
                 if norm and not matrix and not place.kind:
                     norms.setdefault(p.unit.columns, []).append(p.zero)
-    for (_, template), group in alike.items():
+    for (_, template, _), group in alike.items():
         zero = [
             (stats, p)
             for stats, p in group
