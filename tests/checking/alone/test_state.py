@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from transformers.optimization import Adafactor
 
 import intarsia
 from intarsia.checking.fault import Fault
@@ -263,3 +264,28 @@ def test_shards_that_were_repeated_with_their_state_are_told_of_the_weight(tmp_p
             half = tensors[name].shape[0] // 2
             tensors[name][half:] = tensors[name][:half].clone()
     assert [f.tensors for f in faults(tmp_path, tensors) if f.kind == "shards-repeated"] == [(Q,)]
+
+
+@pytest.mark.parametrize("beta1", [None, 0.9])
+def test_adafactor_that_is_saved_live_keeps_rows_and_columns_as_objects(
+    beta1: float | None, tmp_path: Path
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 2))
+    optimizer = Adafactor(model.parameters(), lr=1e-3, beta1=beta1, relative_step=False)
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+    for state in optimizer.state.values():
+        state["RMS"] = float(state["RMS"])  # as pytorch_optimizer's keeps it
+    intarsia.save(tmp_path / "saved", model, optimizer)
+    assert not intarsia.verify(tmp_path / "saved").faults
+
+
+def test_one_number_of_each_parameter_is_an_optimizer_s_choice_and_of_one_parameter_a_loss(
+    tmp_path: Path,
+) -> None:
+    tensors = trained(weights(1))
+    mean = {n: x.mean() if ".exp_avg_sq." in n else x for n, x in tensors.items()}
+    assert not faults(tmp_path / "all", mean)
+    name = f"optimizer.exp_avg_sq.{Q}"
+    (fault,) = faults(tmp_path / "one", tensors | {name: mean[name]})
+    assert (fault.kind, fault.tensors) == ("shape-wrong", (name,))

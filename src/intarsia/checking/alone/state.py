@@ -39,7 +39,7 @@ def missing_state(manifest: Manifest, known: Collection[str] = ()) -> Iterator[F
 
     What is in `known` cannot be read and is not reported again.
     """
-    held: KindsByParameter = kinds_by_parameter(map(StateName.of, manifest.logical))
+    held = _state_held(manifest)
     moving = {of: kinds for of, kinds in held.items() if not kinds.isdisjoint(_MOMENTS)}
     if not moving:
         return
@@ -58,6 +58,13 @@ def missing_state(manifest: Manifest, known: Collection[str] = ()) -> Iterator[F
     if lost:
         text = f"{len(lost):,} optimizer tensors are absent: {few(lost)}"
         yield Fault("state-missing", tuple(lost), manifest.path, text)
+
+
+def _state_held(manifest: Manifest) -> KindsByParameter:
+    """The state of each parameter, also what is stored as an object: what has another shape than its parameter."""
+    return kinds_by_parameter(
+        (*map(StateName.of, manifest.logical), *map(StateName.of_torch, manifest.entries))
+    )
 
 
 def _kept(kinds: Collection[str]) -> Sequence[str]:
@@ -147,11 +154,16 @@ def _stepped(manifest: Manifest, held: Collection[str], names: Sequence[str]) ->
 
 
 def misshapen_state(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fault]:
-    """State that does not have the shape of its parameter."""
+    """State that does not have the shape of its parameter; an optimizer may keep one number of each in its place."""
+    shaped = {
+        state.kind
+        for name, logical in manifest.logical.items()
+        if logical.shape and (state := StateName.of(name))
+    }
     for name, logical in manifest.logical.items():
         state = StateName.of(name)
         weight = manifest.logical.get(state.parameter) if state else None
-        if state is None or weight is None or state.kind not in SHAPED:
+        if state is None or weight is None or state.kind not in shaped.intersection(SHAPED):
             continue
         if name in known or weight.name in known:
             continue
