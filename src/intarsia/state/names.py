@@ -23,6 +23,9 @@ TORCH_GROUPS = f"{ROOT}param_groups."
 SHARED_STATE = f"{ROOT}shared_state."
 """Begins the names of state that belongs to no parameter."""
 
+CLASS = f"{ROOT}class"
+"""The entry that names the class of the optimizer that was saved; torch writes none."""
+
 _OF_TORCH = ("state", "param_groups")
 """Torch's words in the place of a kind: what follows is no name of ours."""
 

@@ -133,6 +133,26 @@ def test_torch_loads_what_is_saved(name: str, with_names: bool, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "LBFGS"])
+@pytest.mark.parametrize("saved_by", ["torch", "intarsia"])
+def test_a_dict_of_a_model_and_its_optimizer_comes_back(
+    name: str, saved_by: str, tmp_path: Path
+) -> None:
+    models = Tiny(), Tiny(1)
+    (model, optimizer), (other, again) = (
+        (each, OPTIMIZERS[name](params_for(name, each))) for each in models
+    )
+    step(model, optimizer, 0)
+    weights, state = get_state_dict(model, optimizer)
+    if saved_by == "torch":
+        torchs = {"model": weights, "optimizer": state}
+        dcp.save(torchs, checkpoint_id=tmp_path / "saved", no_dist=True)
+    else:
+        intarsia.save(tmp_path / "saved", {"model": model, "optimizer": optimizer})
+    intarsia.load(tmp_path / "saved", into={"model": other, "optimizer": again})
+    assert all_of(other, again) == all_of(model, optimizer)
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "LBFGS"])
 def test_counters_that_were_stored_as_plain_numbers_become_what_the_class_steps_with(
     name: str, tmp_path: Path
 ) -> None:

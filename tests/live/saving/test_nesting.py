@@ -141,6 +141,39 @@ def test_a_dict_of_a_model_and_its_optimizer_takes_what_torch_saved(tmp_path: Pa
         assert torch.equal(other.state[x]["exp_avg"], optimizer.state[y]["exp_avg"])
 
 
+def test_torch_loads_a_dict_of_a_model_and_its_optimizer_as_its_own(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    model = net(1)
+    optimizer = stepped(model)
+    intarsia.save(tmp_path / "ours", {"model": model, "optimizer": optimizer})
+    weights, state = get_state_dict(model, optimizer)
+    torchs = {"model": weights, "optimizer": state}
+    dcp.save(torchs, checkpoint_id=tmp_path / "torchs", no_dist=True)
+    assert bool(intarsia.verify(tmp_path / "ours", tmp_path / "torchs"))
+    again = net(9)
+    other = torch.optim.AdamW(again.parameters(), lr=0.5)
+    weights, state = get_state_dict(again, other)
+    into = {"model": weights, "optimizer": state}
+    dcp.load(into, checkpoint_id=tmp_path / "ours", no_dist=True)
+    set_state_dict(again, other, model_state_dict=weights, optim_state_dict=into["optimizer"])
+    assert equal(again, model)
+    assert other.param_groups[0]["lr"] == 0.25
+    for x, y in zip(again.parameters(), model.parameters(), strict=True):
+        assert torch.equal(other.state[x]["exp_avg"], optimizer.state[y]["exp_avg"])
+
+
+def test_only_another_class_of_optimizer_tells_two_saves_apart(tmp_path: Path) -> None:
+    model = net(1)
+    for name, kind in (("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)):
+        optimizer = kind(model.parameters(), lr=0.25, weight_decay=0.0)
+        optimizer.param_groups[0]["decoupled_weight_decay"] = True
+        intarsia.save(tmp_path / name, model, optimizer)
+    found = intarsia.verify(tmp_path / "adam", tmp_path / "adamw")
+    assert not found
+    assert [each.name for each in found.beside if each.counts] == ["optimizer.class"]
+
+
 def llama(seed: int) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -34,7 +34,7 @@ from intarsia.frozen import frozen
 from intarsia.opened.entries import groups_of, read_entries
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
-from intarsia.state.names import TORCH_GROUPS, state_among
+from intarsia.state.names import CLASS, TORCH_GROUPS, state_among
 from intarsia.store.address import named
 from intarsia.store.reading.folder import Folder, read_file
 
@@ -110,7 +110,7 @@ def _objects(a: Manifest, b: Manifest, budget: Budget) -> Iterator[NonTensor]:
             yield from _same_name(name, left[name], right[name], compared)
         elif compared and is_of_buckets(name):
             continue  # how buffers are cut, and groups that were compared
-        elif same_names and name not in frame and name not in odd:
+        elif same_names and name not in frame and name not in odd and name != CLASS:
             yield NonTensor("object", name, ONLY[side], counts=True)
         else:
             apart[side].append(name)

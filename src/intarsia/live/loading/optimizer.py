@@ -15,7 +15,6 @@ from intarsia.layout import Layout
 from intarsia.live.entries import unpack
 from intarsia.live.loading.kept import NO_SETTINGS, NO_STATE
 from intarsia.live.model.holding import Holding
-from intarsia.live.optimizer.classes import CLASS
 from intarsia.live.optimizer.groups import (
     agreed_groups,
     check_classes,
@@ -31,7 +30,7 @@ from intarsia.live.optimizer.state_memory import PartOf
 from intarsia.live.optimizer.values import shared_in
 from intarsia.opened.entries import groups_of
 from intarsia.planning.manifest import Manifest
-from intarsia.state.names import StateName, kinds_by_parameter
+from intarsia.state.names import CLASS, StateName, kinds_by_parameter
 
 
 def rows_of_state(rows: Mapping[str, Param], manifest: Manifest) -> Mapping[str, Param]:

@@ -93,7 +93,7 @@ def _as_asked(
     lacks = not asked <= stored.keys()
     lacks = lacks and not asked <= {*stored, *(s.on_disk for s in stored.values())}
     state = {state.parameter for n in stored if (state := StateName.of(n))} if own else set()
-    if not lacks and (not state or not state.isdisjoint(asked)):
+    if not lacks and (own is None or not state.isdisjoint(asked)):
         return whole
     try:
         model = by_model()

@@ -231,7 +231,7 @@ class _Lookup(Container[str]):
             if name in rows:
                 return rows[name]
         stored = self._stored[name] if name in self._stored else self._keys[name]
-        return Param(name, stored.layout, stored.rule, stored.value)
+        return Param(stored.name, stored.layout, stored.rule, stored.value)
 
     def __contains__(self, name: object) -> bool:
         named = any(name in rows for rows in (self._module, self._known, self._stored))

@@ -10,10 +10,7 @@ from typing import Any
 from intarsia.errors import UsageError
 from intarsia.live.optimizer.own_state_dict import check_same_numbers, own_state_dict
 from intarsia.live.optimizer.several import SeveralOptimizers, each_of
-from intarsia.state.names import ROOT, SHAPED
-
-CLASS = f"{ROOT}class"
-"""The entry that names the class of the optimizer that was saved."""
+from intarsia.state.names import SHAPED
 
 # What a class always keeps of a stepped parameter, and what it may keep.
 _KINDS = {

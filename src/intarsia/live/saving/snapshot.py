@@ -18,13 +18,14 @@ from intarsia.live.model.contents import ModelContents
 from intarsia.live.model.holding import memories_of
 from intarsia.live.model.names import config_of_model, model_in
 from intarsia.live.optimizer.agreement import WITHOUT
-from intarsia.live.optimizer.classes import CLASS, classes_of
+from intarsia.live.optimizer.classes import classes_of
 from intarsia.live.optimizer.groups import settings_by_name
 from intarsia.live.optimizer.named import NamedOptimizer
 from intarsia.live.optimizer.state_to_save import never_stepped, states, values
 from intarsia.live.report import Counts
 from intarsia.live.saving.parts import HeldPart, SeenTensor, parts_of
 from intarsia.live.values import packed_with
+from intarsia.state.names import CLASS
 
 
 @dataclass
@@ -85,7 +86,9 @@ def snapshot(
     entries: dict[str, bytes] = {}
     optimizer = contents.optimizer_with(optimizer)
     if optimizer is not None:
-        own = NamedOptimizer.of(model, optimizer, state=True)
+        # torch names the state of a dict's one model as that does itself, without the key.
+        sole = contents.modules.keys() == {"model."} and not contents.loose
+        own = NamedOptimizer.of(model_in(model) if sole else model, optimizer, state=True)
         entries = values(own)
         entries[CLASS] = pack(classes_of(own.held), CLASS)
         entries[WITHOUT] = pack(never_stepped(own), WITHOUT)
