@@ -42,6 +42,22 @@ class Refusing(Deaf):
         raise ValueError("sealed")
 
 
+class FourBits(nn.Module):
+    """As bitsandbytes has it: the weight itself keeps scales, in which `load_state_dict` takes no part, and says its shape."""
+
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randint(256, (n_in, n_out), dtype=torch.uint8), False)
+        self.weight.factor = torch.rand(n_out)  # type: ignore[attr-defined]
+        self.weight.offset = 0.0  # type: ignore[attr-defined]
+        self.adapter = nn.Linear(n_in, n_out)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight.factor"] = self.weight.factor
+        destination[f"{prefix}weight.said.packed"] = torch.tensor([self.weight.offset])
+
+
 class Secretive(nn.Module):
     """Leaves a parameter out of its state dict, as wrappers do that save adapters alone."""
 
@@ -71,6 +87,22 @@ def test_a_module_that_hands_out_copies_is_filled_by_its_own_load(tmp_path: Path
     )
     assert report.complete
     assert len(report.filled) == 4
+
+
+def test_what_a_parameter_keeps_beside_its_elements_is_filled_in_place(tmp_path: Path) -> None:
+    saved, other = model(FourBits, 0), model(FourBits, 1)
+    intarsia.save(tmp_path / "saved", saved)
+    assert intarsia.load(tmp_path / "saved", into=other).complete
+    for key, x in saved.state_dict().items():
+        assert torch.equal(x, other.state_dict()[key]), key
+
+
+def test_what_a_parameter_keeps_and_hands_out_as_a_copy_must_be_equal(tmp_path: Path) -> None:
+    saved, other = model(FourBits, 0), model(FourBits, 1)
+    saved.get_submodule("1").weight.offset = 0.5  # type: ignore[union-attr]
+    intarsia.save(tmp_path / "saved", saved)
+    with pytest.raises(CoverageError, match=r"1 tensors differ .*: 1\.weight\.said\.packed"):
+        intarsia.load(tmp_path / "saved", into=other)
 
 
 @pytest.mark.parametrize(

@@ -161,11 +161,12 @@ class ModuleState:
             with whole_state(self.module, self.wrappers):
                 self.module.load_state_dict(copy(self.state))  # some change it
         except Exception as error:
-            raise CoverageError(
-                f"{type(self.module).__name__} {because}, and its load_state_dict does not accept"
-                f" the tensors: {error}",
-                hint=_HINT,
-            ) from error
+            if not self._given_with_what_parameters_keep():
+                raise CoverageError(
+                    f"{type(self.module).__name__} {because}, and its load_state_dict does not accept"
+                    f" the tensors: {error}",
+                    hint=_HINT,
+                ) from error
         now = ModuleState.by(self.module).tensors
         lost = [n for n, x in self.tensors.items() if n not in now or not equal_bytes(x, now[n])]
         if lost:
@@ -174,6 +175,38 @@ class ModuleState:
                 f" tensors differ from {where}: {few(lost, 4)}",
                 hint=_HINT,
             )
+
+    def _given_with_what_parameters_keep(self) -> bool:
+        """Give the module all but what its parameters themselves keep (scales, in bitsandbytes), and fill that in place.
+
+        False where there is nothing of that kind, or the rest is not accepted either.
+        """
+        params = {name for name, _ in self.module.named_parameters(remove_duplicate=False)}
+        kept = [key for key in self.state if not params.isdisjoint(_above(key))]
+        rest: Any = copy(self.state)
+        for key in kept:
+            del rest[key]
+        try:
+            with whole_state(self.module, self.wrappers):
+                if kept:
+                    self.module.load_state_dict(rest)
+        except Exception:
+            return False
+        now = self.module.state_dict(keep_vars=True) if kept else {}
+        for key in kept:
+            if key in now and now[key].shape == self.state[key].shape:
+                memory_of(now[key]).copy_(memory_of(self.state[key]))
+        return bool(kept)
+
+
+def _above(key: str) -> Iterator[str]:
+    """The names that a key lies below.
+
+    >>> [*_above("up.weight.absmax")]
+    ['up.weight', 'up']
+    """
+    while key := key.rpartition(".")[0]:
+        yield key
 
 
 _HINT = "load into the inner module, before it is wrapped or quantised"
