@@ -13,7 +13,15 @@ from pathlib import PurePath
 from typing import Any
 
 from intarsia.collector import paused
-from intarsia.errors import FormatError, IntarsiaError, SectionError, UnsafeError, UsageError, few
+from intarsia.errors import (
+    ForeignNamesError,
+    FormatError,
+    IntarsiaError,
+    SectionError,
+    UnsafeError,
+    UsageError,
+    few,
+)
 from intarsia.family import adopt
 from intarsia.format.added import added_formats
 from intarsia.format.base import Format
@@ -220,17 +228,33 @@ def read_manifest(
 
     def unfit(folder: PurePath) -> str | None:
         with suppress(IntarsiaError):
-            read[folder] = format_of(folder).read(folder, config, refuse, chosen)
+            read[folder] = _read(format_of(folder), folder, config, refuse, chosen)
             return None
         return _unfit(folder)
 
     with paused(), reading_headers(), noting_stamps() as seen, unreplaced(given(path)):
         found = find(given(path), unfit)
         format = format_of(found.path)
-        manifest = read.get(found.path) or format.read(found.path, config, complain, chosen)
+        manifest = read.get(found.path) or _read(format, found.path, config, complain, chosen)
         manifest = with_config_used(with_files(manifest, given(path), format))
     notes, stamps = (*manifest.notes, *found.notes), _stamps_of(manifest, seen)
     return replace(manifest, given=str(path), chosen=found.notes, notes=notes, stamps=stamps)
+
+
+def _read(
+    format: Format,
+    path: PurePath,
+    config: Mapping[str, Any] | None,
+    complain: Complain,
+    chosen: tuple[str, ...],
+) -> Manifest:
+    """A checkpoint by its configuration; name by name where all names are asked for, and that is of one section alone."""
+    try:
+        return format.read(path, config, complain, chosen)
+    except ForeignNamesError:
+        if config is not None or chosen != (TOP,):
+            raise
+        return format.read(path, {}, complain, chosen)
 
 
 def sections_in(section: str | Sequence[str] | None) -> tuple[str, ...]:

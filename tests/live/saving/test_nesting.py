@@ -202,6 +202,30 @@ def test_a_model_of_transformers_comes_back_into_the_dict_it_was_saved_in(
     assert len(other.state) == len(optimizer.state)
 
 
+@pytest.mark.parametrize("keys", [("model", "ema"), ("actor", "critic")])
+def test_models_of_one_configuration_leave_it_to_each_of_their_folders(
+    keys: tuple[str, str], tmp_path: Path
+) -> None:
+    models = {key: llama(seed) for seed, key in enumerate(keys)}
+    intarsia.save(tmp_path / "out", models)
+    for key, model in models.items():
+        intarsia.convert(tmp_path / "out", tmp_path / key, to="hf", section=key)
+        assert equal(type(model).from_pretrained(tmp_path / key), model)
+    assert bool(intarsia.verify(tmp_path / "out", section="."))
+    assert intarsia.convert(tmp_path / "out", tmp_path / "all", to="dcp", section=".").complete
+    assert bool(intarsia.verify(tmp_path / "out", tmp_path / "all", section="."))
+    again = {key: llama(9) for key in keys}
+    intarsia.load(tmp_path / "all", into=again)
+    assert all(equal(again[key], models[key]) for key in keys)
+    with pytest.raises(intarsia.IntarsiaError, match=f"`{keys[0]}.`, `{keys[1]}.`: choose one, as"):
+        intarsia.load(tmp_path / "out", into=llama(9), section=".")
+
+
+def test_models_of_different_configurations_leave_none(tmp_path: Path) -> None:
+    intarsia.save(tmp_path / "out", {"model": llama(1), "head": net(2)})
+    assert not (tmp_path / "out" / "config.json").exists()
+
+
 def test_tensors_below_keys_are_refused_with_all_of_these(tmp_path: Path) -> None:
     intarsia.save(tmp_path / "out", {"actor": net(1), "critic": net(2)})
     with pytest.raises(intarsia.IntarsiaError, match=r"`actor\.`, `critic\.`: choose one, as"):

@@ -115,7 +115,8 @@ def name_tensors(
         )
         stored = as_values(unique(plainly, where, complain), _rule_of(rules, None))
         model_type = str((config or {}).get("model_type") or "")[:80]
-        why = f"model_type {model_type!r} has no table" if model_type else "no model configuration"
+        why = "no model configuration" + (" is used" if config == {} else "")
+        why = f"model_type {model_type!r} has no table" if model_type else why
         note = f"{why}: each stored tensor is carried name by name, as its own logical tensor"
         notes = (note, *quantised.notes, *([what_they_are(flat)] if flat else ()))
         named = Named(stored, logical_of(stored, {}), None, (), (), notes, quantised)

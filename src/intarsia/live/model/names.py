@@ -96,9 +96,10 @@ def named_as_is(
     if len(parts) < 2 and not any(hasattr(x, "named_modules") for x in parts):
         return None
     try:
-        return read_manifest(path, config, section=TOP)
+        found = read_manifest(path, config, section=TOP)
     except ForeignNamesError:  # with the keys in front, no name is the model's
-        return None if config is not None or cut else read_manifest(path, {}, section=TOP)
+        return None
+    return None if cut and found.config == {} else found
 
 
 def checkpoint_facts(manifest: Manifest) -> dict[str, str]:
@@ -139,6 +140,12 @@ def config_of_model(model: Any) -> dict[str, Any] | None:
         # As `save_pretrained` has it: FSDP2 makes a class of its own.
         found["architectures"] = [type(model).__name__.removeprefix("FSDP")]
     return found if found.get("model_type") else None
+
+
+def config_of_all(given: Any) -> dict[str, Any] | None:
+    """The configuration of a module, or the one that all modules of a dict have (a model and its average)."""
+    first, *others = [config_of_model(module) for _, module in modules_in(given)] or [None]
+    return first if all(other == first for other in others) else None
 
 
 def is_of_transformers(kind: type) -> bool:
