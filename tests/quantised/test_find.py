@@ -217,6 +217,13 @@ def test_eight_bits_of_bitsandbytes_have_no_code_of_four(bits: int, text: str) -
     assert str(scheme_of({"quantization_config": {"quant_method": "bitsandbytes"} | said})) == text
 
 
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_groups_of_all_inputs_are_channels(method: str) -> None:
+    for size, text in ((-1, "per channel"), (32, "group 32")):
+        said = {"quant_method": method, "bits": 4, "group_size": size}
+        assert str(scheme_of({"quantization_config": said})) == f"{method} 4 bits {text}"
+
+
 def test_modelopt_may_keep_it_in_a_file_of_its_own() -> None:
     said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}  # fmt: skip
     scheme = scheme_of({"model_type": "llama"}, said)

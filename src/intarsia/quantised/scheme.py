@@ -93,7 +93,8 @@ def _scheme(said: Config) -> Scheme:
         if exceptions := _exceptions(said.get("dynamic")):
             ways = (f"{bits} bits group {group}", *exceptions)
             return Scheme(method, format, symmetric=symmetric, ways=ways)
-        return Scheme(method, format, "group", None, max(group, 0), bits, symmetric)
+        per = "group" if group >= 0 else "channel"  # -1 is one group for all inputs of an output
+        return Scheme(method, format, per, None, max(group, 0), bits, symmetric)
     return Scheme(method, group=max(group, 0))
 
 
