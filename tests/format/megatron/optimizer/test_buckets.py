@@ -305,14 +305,15 @@ def test_a_tied_head_has_a_copy_on_the_last_stage() -> None:
     check(disk.read(list(source.stored.values())), source)
 
 
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("stages", [[4], [2, 2], [4, 0]])
 @pytest.mark.parametrize(
     ("spec", "experts"),
     [("megatron", sequential), ("megatron", grouped), ("megatron-local", sequential)],
 )
 def test_prediction_layers_with_the_copy_of_the_embedding_that_they_read(
-    spec: str, experts: object, stages: int
+    spec: str, experts: object, stages: list[int]
 ) -> None:
+    """The decoder's last norm is where its last layer is, were they in a stage of their own."""
     more = {"n_routed_experts": 4, "moe_intermediate_size": 16, "num_nextn_predict_layers": 2}
     source = Source(case("glm4_moe, no norms", first_k_dense_replace=0, **more), spec, 2, 1)
     for name in [n for n in source.arrays if n.endswith(("embed_tokens.weight", "head.weight"))]:
@@ -332,9 +333,11 @@ def test_prediction_layers_with_the_copy_of_the_embedding_that_they_read(
         )
     ]
     disk = Disk()
-    for rank in range(stages):
-        held = FIRST + layers_of(order, range(4 * rank // stages, 4 * (rank + 1) // stages))
-        held += [LAST[0], *ahead, LAST[1]] if rank == stages - 1 else []
+    for rank, count in enumerate(stages):
+        end = sum(stages[: rank + 1])
+        held = FIRST + layers_of(order, range(end - count, end))
+        held += [LAST[0]] if count and end == 4 else []
+        held += [*ahead, LAST[1]] if rank == len(stages) - 1 else []
         for t in range(2):
             disk.save(GROUP.format(2 * rank + t, 0), [source.local(n, t) for n in held])
     check(disk.read(list(source.stored.values())), source)

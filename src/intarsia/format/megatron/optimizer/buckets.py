@@ -33,6 +33,7 @@ from intarsia.mesh import Rule
 from intarsia.planning.manifest import Chunk, Stored
 
 _ALIGNED = 64
+_NORM = "decoder.final_layernorm.weight"
 
 
 def read_buckets(
@@ -217,10 +218,18 @@ def _fit_all(buffers: Buffers, params: list[Parameter], grid: RankGrid) -> list[
 def _of_stage(
     params: list[Parameter], start: int, end: int, stage: int, last: bool
 ) -> list[Parameter]:
+    ahead = any(p.name.startswith("mtp.") for p in params)
+    of_decoder = (k.layer for p in params if "mtp" not in (k := Key.parse(p.name)).head)
+    layers = 1 + max((n for n in of_decoder if n is not None), default=-1)
+
     def belongs(p: Parameter) -> bool:
         key = Key.parse(p.name)
         if key.layer is not None and "mtp" not in key.head:
             return start <= key.layer < end
+        if (
+            ahead and p.name == _NORM
+        ):  # where the last layer is, were the others in a stage of their own
+            return start < end == layers
         return stage == 0 if "embedding" in p.name else last
 
     held = [p for p in params if belongs(p)]
@@ -230,7 +239,7 @@ def _of_stage(
     words = [p for p in params if p.name.endswith("word_embeddings.weight")]
     if not any("output_layer" in p.name for p in held):
         held += [replace(p, name="output_layer.weight", copied=True) for p in words]
-    if any(p.name.startswith("mtp.") for p in held):
+    if ahead:
         held = [replace(p, name=f"mtp.{p.name}", copied=True) for p in words] + held
     return held
 
