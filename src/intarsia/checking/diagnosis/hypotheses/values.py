@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from intarsia.checking.diagnosis.hypothesis import (
     Score,
     Shuffle,
 )
+from intarsia.checking.diagnosis.sample import SMALL
 from intarsia.dtypes import BY_NAME, DType
 from intarsia.layout import Layout
 from intarsia.value import Shift
@@ -121,7 +123,11 @@ def _constant(e: Evidence) -> Iterator[Hypothesis]:
         return
     for side, in_b in ((e.right, True), (e.left, False)):
         sampled = [w.v if in_b else w.u for w in e.sample]
-        held = np.unique(np.concatenate([x.reshape(-1) for x in sampled]))
+        held, counts = np.unique(
+            np.concatenate([x.reshape(-1) for x in sampled]), return_counts=True
+        )
+        if prod(e.shape) > SMALL and counts.max() >= NEARLY_ALL * counts.sum():
+            held = held[[counts.argmax()]]  # a sample has what is rare as often as it can
         if len(held) == 1 and held[0] and np.isfinite(held[0]):
             number = float(held[0])
             text = f"every element of {side} is {number:g}"
