@@ -73,6 +73,18 @@ def test_experts_of_other_layers_are_told_with_their_layers() -> None:
     ]
 
 
+def test_experts_that_go_with_their_layers_are_of_one_fault_with_them() -> None:
+    norm, up = "model.layers.{}.norm.weight", "model.layers.{}.mlp.experts.{}.up_proj.weight"
+    names = *(norm.format(k) for k in range(3)), *(up.format(k, e) for k in range(3) for e in range(4))  # fmt: skip
+
+    def told(experts: int) -> list[str]:
+        ways = [norm.format("{}"), *(up.format("{}", e) for e in range(experts))]
+        return texts(*(moved(x.format(k), x.format(1 - k), "B") for x in ways for k in (0, 1)), names=names)  # fmt: skip
+
+    assert told(4) == ["layers permuted in B: 0 holds 1, 1 holds 0"]
+    assert len(told(3)) == 2
+
+
 def test_what_a_side_lacks_is_told_by_the_stack_and_the_layer_that_it_is_of() -> None:
     expert = "model.layers.{}.mlp.experts.{}.up_proj.weight"
     held = [expert.format(k, e) for k in range(3) for e in range(2)] + ["visual.blocks.0.up.weight"]

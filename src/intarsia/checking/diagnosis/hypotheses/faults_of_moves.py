@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -41,7 +42,7 @@ def faults_of_moves(
         kinds.setdefault((move.side, mutual, kind, tuple(words)), []).append(move)
     names = list(names)
     for (side, mutual, kind, roles), moved in kinds.items():
-        for group in _alike(kind, moved):
+        for group in _alike(kind, moved, names):
             tensors = tuple(m.to for m in group)
             if kind == "experts":
                 found, text = _experts(group, names, equal)
@@ -56,22 +57,36 @@ def faults_of_moves(
             yield Fault(found, tensors, where(tensors), f"{text}: {score}", score.differing)
 
 
-def _alike(kind: str, moves: Sequence[Move]) -> Iterator[list[Move]]:
-    """Moves of tensors that went the same ways: those of one name each are distinguished otherwise."""
+def _alike(kind: str, moves: Sequence[Move], names: Iterable[str]) -> Iterator[list[Move]]:
+    """Moves of tensors that went the same ways: those of one name each are distinguished otherwise.
+
+    Experts that all went with their layers, of all `names`, went the way of these.
+    """
     if kind == "names":
         yield list(moves)
         return
     by_name: dict[str, list[Move]] = {}
     for move in moves:
-        by_name.setdefault(without_expert(without_layer(move.to)), []).append(move)
+        by_name.setdefault(_template(move.to), []).append(move)
+    layers = {layer_of(m.to) for m in moves} if kind == "layers" else set()
+    every = Counter(_template(n) for n in names if layers and layer_of(n) in layers)
     same: dict[frozenset[tuple[object, ...]], list[Move]] = {}
-    for group in by_name.values():
+    for template, group in by_name.items():
+        whole = every[template] == len(group)
         ways = frozenset(
-            (layer_of(m.to), expert_of(m.to), layer_of(m.source), expert_of(m.source))
+            (
+                layer_of(m.to),
+                layer_of(m.source),
+                *(() if whole else map(expert_of, (m.to, m.source))),
+            )
             for m in group
         )
         same.setdefault(ways, []).extend(group)
     yield from same.values()
+
+
+def _template(name: str) -> str:
+    return without_expert(without_layer(name))
 
 
 def half_swapped(findings: Sequence[Finding]) -> list[Finding]:
