@@ -38,6 +38,43 @@ def test_the_first_failure_is_raised_and_stops_the_others() -> None:
     assert len(begun) < 20
 
 
+def test_an_interrupt_while_a_thread_starts_leaves_none_at_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What starts a thread counts it only afterwards, and it may be at work by then."""
+    at_work, done = threading.Event(), list[int]()
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        assert at_work.wait(20)
+        raise KeyboardInterrupt
+
+    def work(n: int) -> None:
+        at_work.set()
+        time.sleep(0.2)
+        done.append(n)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        share_out([1, 2, 3], 1, work)
+    assert done == [1]
+    time.sleep(0.3)
+    assert done == [1], "it takes no more"
+
+
+def test_an_interrupt_of_work_in_the_main_thread_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def work(n: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", none)
+    with pytest.raises(KeyboardInterrupt):
+        share_out([1, 2, 3], 2, work)
+
+
 def test_progress_hears_of_every_byte() -> None:
     heard: list[tuple[int, int]] = []
     share_out([5, 7], 2, str, progress=lambda *told: heard.append(told), nbytes=lambda n: n)

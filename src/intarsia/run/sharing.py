@@ -37,12 +37,11 @@ def share_out(
     [9, 1, 4]
     """
     done: dict[int, U] = {}
-    stop = threading.Event()
     todo = _Todo(things, uses if workers > 1 else lambda thing: ())
     advance = counting(progress, sum(map(nbytes, things)))
 
     def take_some() -> None:
-        while not stop.is_set():
+        while True:
             with todo.next() as number:
                 if number is None:
                     break
@@ -50,16 +49,18 @@ def share_out(
             advance(nbytes(things[number]))
 
     with ThreadPoolExecutor(workers, "intarsia") as pool:
-        threads = list[Future[None]]()
+        threads, alone = list[Future[None]](), False
         try:
             with suppress(RuntimeError):  # the system gives no more of them
                 for _ in range(min(workers, len(things))):
                     threads.append(pool.submit(take_some))
-            if not threads:
+            alone = not threads
+            if alone:
                 take_some()
             wait(threads, return_when=FIRST_EXCEPTION)
         finally:
-            stop.set()
+            # The pool does not know of a thread while it starts, which is when an interrupt may come.
+            todo.end(wait=not alone)
         for thread in threads:
             thread.result()
     return [done[number] for number in range(len(things))]
@@ -88,7 +89,8 @@ class _Todo(Generic[T]):
     """The numbers of things that are left, in one queue for each set of what they use."""
 
     def __init__(self, things: Sequence[T], uses: Callable[[T], Collection[str]]) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
+        self._in_work = 0
         self._busy: Counter[str] = Counter()
         self._queues: dict[frozenset[str], deque[int]] = {}
         for number, thing in enumerate(things):
@@ -99,12 +101,20 @@ class _Todo(Generic[T]):
         """The number of the thing to work on inside; None where none is left."""
         with self._lock:
             used, number = self._take()
+            self._in_work += 1
         try:
             yield number
         finally:
-            if used:
-                with self._lock:
-                    self._busy.subtract(used)
+            with self._lock:
+                self._busy.subtract(used)
+                self._in_work -= 1
+                self._lock.notify_all()
+
+    def end(self, *, wait: bool) -> None:
+        """Give out no more, perhaps once all that was given out is done."""
+        with self._lock:
+            self._queues.clear()
+            self._lock.wait_for(lambda: not (wait and self._in_work))
 
     def _take(self) -> tuple[frozenset[str], int | None]:
         if not self._queues:
