@@ -31,7 +31,15 @@ def written(
     ("said", "text"),
     [
         ({"r": [4]}, r"has rank 4, the configuration says \[4\]"),
-        ({"r": 8, "rank_pattern": {"q_proj": [4]}}, "has rank 4, the configuration says 8"),
+        ({"r": 8, "rank_pattern": {"q_proj": [4]}}, r"has rank 4, the configuration says \[4\]"),
+        ({"rank_pattern": {"q_proj": 8}}, "has rank 4, the configuration says 8"),
+        ({"rank_pattern": {r"0\.self_attn\.q_proj": 8}}, "has rank 4, the configuration says 8"),
+        ({"r": 8, "rank_pattern": {"1.self_attn.q_proj": 4}}, "the configuration says 8"),
+        ({"r": 8, "rank_pattern": {"proj": 4, "k_proj": 4}}, "the configuration says 8"),
+        (
+            {"rank_pattern": {"v_proj": 4, "self_attn.q_proj": 2, "q_proj": 4}},
+            "configuration says 2",
+        ),
         ({"target_modules": [1, "k_proj"]}, r"is no target of the configuration \(1, k_proj\)"),
         ({"layers_to_transform": [[0]]}, r"is in no layer of layers_to_transform \(\[\[0\]\]\)"),
     ],
@@ -50,3 +58,21 @@ def test_factors_that_are_no_matrices_are_named_with_their_shapes(
 ) -> None:
     with pytest.raises(FamilyError, match=r"have shapes \[.*\] and \[.*\], which are no matrices'"):
         intarsia.open(written(tmp_path / "a", a, b))
+
+
+@pytest.mark.parametrize(
+    "patterns",
+    [
+        {"q_proj": 4},
+        {"model.layers.0.self_attn.q_proj": 4, "q_proj": 2},
+        {"^model.layers.0.self_attn.q_proj": 4},
+        {r"layers\.\d\.self_attn\.q_proj": 4},
+        {"k_proj": 2, r".*\.(q|v)_proj": 4},
+        {"(a+)+$": 4},
+        {"(": 2, "q_proj": 4},
+    ],
+)
+def test_a_rank_is_that_of_the_first_pattern_that_the_module_s_name_ends_with(
+    tmp_path: Path, patterns: dict[str, int]
+) -> None:
+    assert intarsia.verify(written(tmp_path / "a", r=8, rank_pattern=patterns))

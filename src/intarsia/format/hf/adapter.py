@@ -12,16 +12,13 @@ from intarsia.format.complaint import Complain, Complaint
 from intarsia.format.folder.adapters import CONFIG, FACTOR, is_adapter
 from intarsia.format.folder.side_files import read_config
 from intarsia.format.hf.adapter_parts import holes, lost_beside, lost_parts, modules_of, unsaved
-from intarsia.format.hf.adapter_sizes import adapter_misfits
+from intarsia.format.hf.adapter_sizes import ROOT, adapter_misfits, ranks_of
 from intarsia.format.hf.weight_sets import ADAPTER, MODEL, is_own, stem_of_file, stem_of_index
 from intarsia.planning.inventory import Fate
 from intarsia.planning.manifest import Manifest
 from intarsia.planning.whole_tensor import WholeTensor
 from intarsia.store.address import named
 from intarsia.store.reading.lookup import is_file, is_folder
-
-_ROOT = "base_model.model."
-"""What PEFT looks for a factor under; it leaves a module out of whose names it finds none."""
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _ASKED_FOR = {
@@ -70,7 +67,7 @@ def check_adapter(
     faults += [*lost_parts(config, parts), *lost_beside(config, shapes)]
     if not is_lora and modules and "LORA" not in kind:
         faults.append((f"{kind} is configured, and the tensors are factors of LoRA", ()))
-    if is_lora and (astray := sorted(module for module in modules if not module.startswith(_ROOT))):
+    if is_lora and (astray := sorted(module for module in modules if not module.startswith(ROOT))):
         complain(Complaint(_without_root(astray, len(modules), root)))
     for text, names in faults:
         error = FamilyError(
@@ -85,9 +82,9 @@ def check_adapter(
 
 def _without_root(astray: list[str], of: int, root: PurePath) -> ForeignNamesError:
     return ForeignNamesError(
-        f"the factors of {len(astray)} of {of} modules do not have names that begin with {_ROOT!r}:"
+        f"the factors of {len(astray)} of {of} modules do not have names that begin with {ROOT!r}:"
         f" {few([f'`{module}`' for module in astray], 3)} - at {root}",
-        hint=f"PEFT loads the model without them: save with PEFT's save_pretrained, or put {_ROOT!r}"
+        hint=f"PEFT loads the model without them: save with PEFT's save_pretrained, or put {ROOT!r}"
         " before these names",
     )
 
@@ -104,8 +101,6 @@ def _faults(
     if not factors:
         yield "LoRA is configured, but no tensor is a LoRA factor", ()
     whole = {name.removesuffix(".weight") for name in shapes}
-    patterns = config.get("rank_pattern")
-    ranks = [config.get("r"), *(patterns.values() if isinstance(patterns, dict) else ())]
     for (module, _), pair in factors.items():
         if len(pair) < 2:
             name = next(iter(pair.values()))
@@ -118,9 +113,10 @@ def _faults(
             yield f"{text}, which are no matrices'", tuple(pair.values())
         elif a[0] != b[1]:
             yield f"the factors of `{module}` have ranks {a[0]} and {b[1]}", tuple(pair.values())
-        elif not config.get("target_parameters") and a[0] not in ranks:
-            text = f"`{pair['A']}` has rank {a[0]}, the configuration says {config.get('r')}"
-            yield text, (pair["A"],)
+        elif not config.get("target_parameters") and a[0] not in (
+            ranks := ranks_of(config, module)
+        ):
+            yield f"`{pair['A']}` has rank {a[0]}, the configuration says {ranks[0]}", (pair["A"],)
         if config.get("use_dora") and f"{module}.lora_magnitude_vector" not in whole:
             # PEFT makes a new one, of the base model's weights.
             yield f"DoRA is configured, and `{module}` has no lora_magnitude_vector", ()
@@ -145,7 +141,7 @@ def _left_out(
     for module in sorted(modules) if not config.get("target_parameters") else ():
         if chosen and not any(int(n) in chosen for n in _NUMBER.findall(module)):
             yield f"`{module}` is in no layer of layers_to_transform ({layers})", ()
-        if ends and f".{module.removeprefix(_ROOT)}".endswith(ends):
+        if ends and f".{module.removeprefix(ROOT)}".endswith(ends):
             yield f"`{module}` is among the exclude_modules of the configuration", ()
     for end, key in _ASKED_FOR.items():
         found = tuple(name for name in names if name.endswith(end))

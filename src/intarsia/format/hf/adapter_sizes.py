@@ -5,9 +5,16 @@ Axes whose size depends on the model are free, and so are those that PEFT adjust
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from math import isqrt
 from typing import Any
+
+ROOT = "base_model.model."
+"""What PEFT looks for a factor under; it leaves a module out of whose names it finds none."""
+
+_PLAIN = re.compile(r"[\w.^$\\]*")
+"""Expressions that repeat nothing, so that a name is matched in a moment whoever wrote them."""
 
 Config = Mapping[str, Any]
 Shape = tuple[int, ...]
@@ -28,6 +35,25 @@ def adapter_misfits(
             yield f"`{name}` has shape {list(shape)}, the configuration gives [{sizes}]", (name,)
         elif leaf == "oft_R" and (text := _wrong_blocks(config, shape)):
             yield f"`{name}` has shape {list(shape)}, which {text}", (name,)
+
+
+def ranks_of(config: Config, module: str) -> list[Any]:
+    """The ranks that a module's factors of LoRA may have: one, or all that are said where it is in doubt.
+
+    PEFT takes the first key of `rank_pattern` that its name ends with, and `r` where none fits.
+    """
+    said, patterns = config.get("r"), config.get("rank_pattern")
+    patterns = patterns if isinstance(patterns, Mapping) else {}
+    for key, rank in patterns.items():
+        try:
+            fits = _PLAIN.fullmatch(key) and re.match(
+                rf"(.*\.)?({key})$", module.removeprefix(ROOT)
+            )
+        except re.error:
+            return [said, *patterns.values()]
+        if fits or not _PLAIN.fullmatch(key):
+            return [rank] if fits else [said, *patterns.values()]
+    return [said]
 
 
 def _any(_config: Config, _module: str) -> None:
@@ -73,7 +99,7 @@ def _ranks_left(config: Config, module: str) -> int | None:
     patterns = config.get("rank_pattern")
     if not isinstance(patterns, Mapping):
         return _of("init_r")(config, module)
-    kept = patterns.get(f"{module.removeprefix('base_model.model.')}.lora_E")
+    kept = patterns.get(f"{module.removeprefix(ROOT)}.lora_E")
     return sum(map(bool, kept)) if isinstance(kept, list) else None
 
 
