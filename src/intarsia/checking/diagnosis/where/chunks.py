@@ -74,9 +74,11 @@ def whereabouts_of(e: Evidence) -> Whereabouts:
         files = tuple(sorted({x.chunk.file for x in wrong}))
         if not dense and len(files) != 1:
             files = ()
-        if copied or (files and not best.files):
+        if copied or (files and (not best.files or dense > best.dense)):
             most = 2 * len(wrong) > len(every)
-            best = Whereabouts(elements, files=files, dense=dense, copied=copied, most=most)
+            best = Whereabouts(
+                elements, files=files, holder=name, dense=dense, copied=copied, most=most
+            )
     return replace(best, a=differing[e.left], b=differing[e.right])
 
 

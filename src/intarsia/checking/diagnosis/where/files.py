@@ -34,7 +34,7 @@ def wrong_files(
         held = files_by_tensor(manifest)
         groups: dict[tuple[str, str], list[Finding]] = {}
         for f in findings:
-            files = sorted(f.files or held.get(f.tensor, ()))
+            files = sorted(_files_of(f, side, held))
             counts = f.kind in CONTENT and (CONTENT[f.kind] == "stale" or f.exact)
             if counts and len(files) == 1:
                 groups.setdefault((files[0], CONTENT[f.kind]), []).append(f)
@@ -55,6 +55,18 @@ def wrong_files(
             )
             findings = [f for f in findings if f not in group]
     return faults, findings
+
+
+def _files_of(found: Finding, side: str, held: Files) -> Iterable[str]:
+    """The files of a side where a tensor differs; none where it does so by the other's files."""
+    where = found.where
+    if where is None:
+        return found.files or held.get(found.tensor, ())
+    if where.dense and where.holder != side:
+        return ()
+    seen = where.a if side == "A" else where.b
+    partly = seen.more or seen.unseen or not seen.chunks
+    return held.get(found.tensor, ()) if partly else {chunk.file for chunk in seen.chunks}
 
 
 def _is_all_of(file: str, group: list[Finding], held: Files) -> bool:

@@ -92,8 +92,8 @@ class DifferingChunks:
 class Whereabouts:
     """Where the differences of one tensor lie: which elements, and the chunks of either side with some.
 
-    `files` are those whose chunks differ, of B or else of A, and `dense` says that these chunks
-    differ as wholes.  `copied` is the side on which each of them holds the elements of another
+    `files` are those whose chunks differ, of the side `holder`, and `dense` says that these chunks
+    differ as wholes: of B, or of A where they do so in A alone.  `copied` is the side on which each of them holds the elements of another
     chunk, and `most` says that they are more than half of all.
     """
 
@@ -101,6 +101,7 @@ class Whereabouts:
     a: DifferingChunks = DifferingChunks()
     b: DifferingChunks = DifferingChunks()
     files: tuple[str, ...] = ()
+    holder: str = ""
     dense: bool = False
     copied: str = ""
     most: bool = False
