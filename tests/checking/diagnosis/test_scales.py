@@ -72,3 +72,16 @@ def test_scales_of_latent_attention_have_fewer_rows_than_it_turns(tmp_path: Path
     b = write_hf(tmp_path / "c", {name: factors(3, 40)[:, 8:].clone()}, config)
     (fault,) = intarsia.verify(a, b).faults
     assert fault.kind == "unexplained"
+
+
+@pytest.mark.parametrize("factor", [2.0, 16.0, 256.0])
+def test_numbers_of_one_size_times_a_power_of_two_are_scaled_and_no_flipped_bits(
+    tmp_path: Path, factor: float
+) -> None:
+    a = 2**-13 * (1 + normal_tensor((8, 8), torch.float32).abs() % 0.9)
+    (bit,) = (a.view(torch.int32) ^ (factor * a).view(torch.int32)).unique().tolist()
+    assert bit.bit_count() == 1
+    sides = (write_hf(tmp_path / n, {"a": x}) for n, x in (("a", a), ("b", factor * a)))
+    (fault,) = intarsia.verify(*sides).faults
+    assert fault.kind == "scaled"
+    assert fault.text.startswith(f"B is A times {factor:.4g}:")

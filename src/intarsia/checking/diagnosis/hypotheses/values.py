@@ -68,9 +68,10 @@ def value_hypotheses(e: Evidence) -> Iterator[Hypothesis]:
     yield from _constant(e)
     yield Hypothesis("signs-flipped", "signs flipped", lambda w: w.v == -w.u)
     yield from _unsigned(e)
-    yield from _flipped(a == b)
     step = max(STEP.get(a.name, 0.0), STEP.get(b.name, 0.0)) or 0.13
+    # Times a power of two is one bit of the exponent in numbers of one size, as scales are.
     yield from _estimated(e, step)
+    yield from _flipped(a == b)
     yield from scale_hypotheses(e, step)
 
 
