@@ -158,12 +158,12 @@ def misshapen_state(manifest: Manifest, known: Collection[str] = ()) -> Iterator
     shaped = {
         state.kind
         for name, logical in manifest.logical.items()
-        if logical.shape and (state := StateName.of(name))
+        if logical.shape and (state := StateName.of(name)) and state.kind in SHAPED
     }
     for name, logical in manifest.logical.items():
         state = StateName.of(name)
         weight = manifest.logical.get(state.parameter) if state else None
-        if state is None or weight is None or state.kind not in shaped.intersection(SHAPED):
+        if state is None or weight is None or state.kind not in shaped:
             continue
         if name in known or weight.name in known:
             continue

@@ -20,6 +20,7 @@ class UnnamedModules:
 
     def __init__(self, stored: Iterable[Stored]) -> None:
         self._lists: dict[str, dict[_Numbers, set[tuple[str, tuple[int, ...]]]]] = {}
+        self._last: dict[str, _Numbers | None] = {}
         for x in stored:
             if found := _UNNAMED.fullmatch(x.name):
                 modules = self._lists.setdefault(found["list"], {})
@@ -30,10 +31,18 @@ class UnnamedModules:
         found = _UNNAMED.fullmatch(parameter_of(name))
         if found is None:
             return None
-        modules, at = self._lists.get(found["list"], {}), _numbers(found["module"])
-        held = modules.get(at, set())
-        equals = sorted(modules) == [(k,) for k in range(len(modules))] and all(x == held for x in modules.values())  # fmt: skip
-        return frozenset(held), not equals and at == max(modules, default=at)
+        at = _numbers(found["module"])
+        held = self._lists.get(found["list"], {}).get(at, set())
+        return frozenset(held), at == self._last_of_unequals(found["list"])
+
+    def _last_of_unequals(self, name: str) -> _Numbers | None:
+        """The last module of a list, unless that is one of equals."""
+        if name not in self._last:
+            modules = self._lists.get(name, {})
+            numbered = sorted(modules) == [(k,) for k in range(len(modules))]
+            equals = numbered and len({*map(frozenset, modules.values())}) == 1
+            self._last[name] = None if equals else max(modules, default=None)
+        return self._last[name]
 
 
 _Numbers = tuple[int, ...]

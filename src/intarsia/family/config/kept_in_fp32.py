@@ -123,12 +123,14 @@ def _pattern(types: tuple[str, ...], narrow_range: bool) -> re.Pattern[str]:
 def _declared(model_type: str, attribute: str) -> tuple[str, ...]:
     """What the classes of an installed Transformers list for a type of model, which nothing imports."""
     spec = None
+    if not model_type.isidentifier():
+        return ()
     with suppress(ImportError, ValueError):  # it is hidden, or something else has its name
         spec = find_spec("transformers")
     if spec is None or not isinstance(spec.loader, SourceFileLoader):
         return ()
     found: set[str] = set()
-    for folder in spec.submodule_search_locations or () if model_type.isidentifier() else ():
+    for folder in spec.submodule_search_locations or ():
         with suppress(FileNotFoundError):  # the type has no folder of its name
             source = spec.loader.get_data(f"{folder}/models/{model_type}/modeling_{model_type}.py")
             for node in ast.walk(ast.parse(source)) if attribute.encode() in source else ():

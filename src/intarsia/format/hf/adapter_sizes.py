@@ -44,15 +44,16 @@ def ranks_of(config: Config, module: str) -> list[Any]:
     """
     said, patterns = config.get("r"), config.get("rank_pattern")
     patterns = patterns if isinstance(patterns, Mapping) else {}
+    in_doubt = [said, *patterns.values()]
     for key, rank in patterns.items():
+        if not _PLAIN.fullmatch(key):
+            return in_doubt
         try:
-            fits = _PLAIN.fullmatch(key) and re.match(
-                rf"(.*\.)?({key})$", module.removeprefix(ROOT)
-            )
+            fits = re.match(rf"(.*\.)?({key})$", module.removeprefix(ROOT))
         except re.error:
-            return [said, *patterns.values()]
-        if fits or not _PLAIN.fullmatch(key):
-            return [rank] if fits else [said, *patterns.values()]
+            return in_doubt
+        if fits:
+            return [rank]
     return [said]
 
 
