@@ -7,18 +7,26 @@ import gc
 import os
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from intarsia.collector import paused
 from intarsia.store import registry
 
 settings.register_profile("same", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("new", deadline=None, print_blob=True)
 settings.load_profile("same")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the ranks of these tests have no GPU each
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Hold the collector back while all that stays is imported: a quarter of the time."""
+    with paused():
+        return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)

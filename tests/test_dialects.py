@@ -30,6 +30,7 @@ def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: p.name)
+@pytest.mark.one_in(2)
 def test_the_module_dialect_is_what_from_pretrained_holds(folder: Path, tmp_path: Path) -> None:
     intarsia.convert(folder, tmp_path / "module", to="hf", dialect="hf-module")
     truth = load_file(folder / "module.safetensors")
@@ -40,6 +41,7 @@ def test_the_module_dialect_is_what_from_pretrained_holds(folder: Path, tmp_path
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: p.name)
+@pytest.mark.one_in(2)
 def test_a_fused_spelling_on_a_mesh_is_the_same_weights(folder: Path, tmp_path: Path) -> None:
     intarsia.convert(
         folder, tmp_path / "fused", to="dcp", dialect="hf-fused", mesh="tp=2,ep=2,fsdp=3"

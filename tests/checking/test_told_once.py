@@ -32,6 +32,7 @@ def converted(tmp_path: Path, to: str, mesh: str | None = None) -> Path:
 
 @pytest.mark.parametrize(("to", "mesh"), MESHES)
 @pytest.mark.parametrize("cut", ["absent", "empty"])
+@pytest.mark.one_in(3)
 def test_where_most_files_are_gone_that_alone_is_said(
     to: str, mesh: str, cut: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,6 +52,7 @@ def test_where_most_files_are_gone_that_alone_is_said(
 
 
 @pytest.mark.parametrize(("to", "mesh"), MESHES)
+@pytest.mark.one_in(2)
 def test_objects_in_a_lost_file_are_not_missed_again(to: str, mesh: str, tmp_path: Path) -> None:
     src = converted(tmp_path, to, mesh)
     next(src.rglob("__0_0.distcp")).unlink()

@@ -222,6 +222,7 @@ def every_command(root: Path, out: Path) -> list[list[object]]:
 
 @pytest.mark.parametrize("k", range(len(COMMANDS)), ids=COMMANDS)
 @pytest.mark.parametrize("where", ["before", "after"])
+@pytest.mark.one_in(2)
 def test_json_is_one_document_before_or_after_the_command(
     root: Path, tmp_path: Path, k: int, where: str
 ) -> None:

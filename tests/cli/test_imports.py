@@ -58,6 +58,7 @@ def test_asking_for_help_is_light() -> None:
     [["inspect"], ["plan", "--to", "dcp", "--mesh", "tp=4"], ["plan", "--to", "hf"]],
     ids=["inspect", "plan-dcp", "plan-hf"],
 )
+@pytest.mark.one_in(3)
 def test_reading_headers_does_not_import_torch(root: Path, source: str, words: list[str]) -> None:
     command = [words[0], str(root / source), *words[1:]]
     code = f"from intarsia.cli.main import main; main({command!r})"
@@ -132,6 +133,7 @@ UNUSED = {
 
 @pytest.mark.parametrize("source", ["hf", "dcp"])
 @pytest.mark.parametrize("command", UNUSED)
+@pytest.mark.one_in(3)
 def test_a_command_loads_only_what_it_needs(
     root: Path, tmp_path: Path, command: str, source: str
 ) -> None:

@@ -57,7 +57,7 @@ def test_a_conversion_whose_answer_nobody_can_read_is_done(
 
 
 @pytest.mark.parametrize("end", ["| head -c 1 >&2", "> /dev/full", ">&-"])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_a_difference_stays_a_difference_and_what_is_done_done(src, other, end: str) -> None:
     assert shell(f'intarsia verify "$1" {end}', src).returncode == 0
     assert shell(f'intarsia verify "$1" "$2" --json {end}', src, other).returncode == 1
@@ -86,7 +86,7 @@ def test_characters_that_a_terminal_lacks_are_spelled_out(src: Path, tmp_path: P
      'convert "$1" o --to dcp --dry-run', 'explain "$1" lm_head.weight', 'diff "$1" "$1"',
      'digest "$1" --workers=+1', "demo"],
 )  # fmt: skip
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(15)
 def test_an_answer_that_is_all_of_a_command_and_cannot_be_printed_is_a_failure(
     src: Path, words: str, end: str, why: str
 ) -> None:
@@ -103,6 +103,7 @@ def test_checkpoints_that_a_demonstration_keeps_are_more_than_its_answer(tmp_pat
     "words",
     ["--help", "convert --help", "--version", 'digest "$1"', 'inspect "$1" --tensors --json'],
 )
+@pytest.mark.one_in(3)
 def test_a_reader_who_has_seen_enough_is_no_fault(src: Path, words: str) -> None:
     done = shell(f"(sleep 0.3; intarsia {words}) | true", src)
     assert (done.returncode, done.stderr) == (0, "")
@@ -318,6 +319,7 @@ def test_a_second_interrupt_while_all_is_put_in_order_names_what_is_left(
         "import sys; sys.last_value = Last()",
     ],
 )
+@pytest.mark.one_in(3)
 def test_a_signal_when_all_is_said_leaves_the_status_of_the_work(
     src: Path, number: signal.Signals, late: str
 ) -> None:

@@ -92,8 +92,8 @@ PLAIN = "a plain model"
 FSDP2 = "FSDP2 on 2 ranks"
 LOOSE = {"strict": False}
 CONTAINERS = (
-    Container("plain module", 2, plain, FSDP2, fsdp2, {}, quick=True),
-    Container("DDP", 2, ddp, FSDP2, fsdp2, {}, quick=True),
+    Container("plain module", 2, plain, FSDP2, fsdp2, {}),
+    Container("DDP", 2, ddp, FSDP2, fsdp2, {}),
     Container("FSDP1", 2, fsdp1, FSDP2, fsdp2, {}),
     Container("FSDP2", 2, fsdp2, PLAIN, plain, {}),
     Container("HSDP, 2 x 2", 4, hsdp, PLAIN, plain, {}),

@@ -53,7 +53,7 @@ def there_and_back(src: Path, root: Path, mesh: str) -> None:
 
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 def test_a_checkpoint_of_transformers_arrives_bit_by_bit(
     tmp_path: Path, family: str, mesh: str
 ) -> None:
@@ -63,6 +63,7 @@ def test_a_checkpoint_of_transformers_arrives_bit_by_bit(
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("files", [1, 3])
 @pytest.mark.parametrize("make", [llama_config, qwen3_config])
+@pytest.mark.one_in(3)
 def test_a_model_of_odd_sizes_arrives_bit_by_bit(
     tmp_path: Path, make, files: int, mesh: str
 ) -> None:
@@ -124,6 +125,7 @@ def test_a_configuration_that_was_given_is_kept_inside(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("asked", ["bf16", "float16", "torch.float32", "F64", "fp32"])
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.one_in(3)
 def test_a_cast_is_torchs_and_touches_floating_weights_only(
     tmp_path: Path, stored: torch.dtype, asked: str
 ) -> None:

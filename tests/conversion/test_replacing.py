@@ -65,6 +65,7 @@ def test_a_checkpoint_of_any_format_is_replaced_whole(src: Path, out: Path, to: 
     ],
 )
 @pytest.mark.parametrize("to", ["hf", "torch_dist"])
+@pytest.mark.one_in(3)
 def test_whatever_else_lies_there_is_named_and_kept(
     src: Path, out: Path, name: str, to: str
 ) -> None:
@@ -342,6 +343,7 @@ def test_modes_follow_the_umask_and_private_stays_private(src: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("length", [200, 229, 240, 255])
+@pytest.mark.one_in(3)
 def test_a_name_may_be_as_long_as_the_file_system_allows(
     src: Path, tmp_path: Path, length: int
 ) -> None:

@@ -40,6 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("second", FORMATS)
 @pytest.mark.parametrize("first", FORMATS)
+@pytest.mark.one_in(3)
 def test_what_we_wrote_arrives_complete_in_every_format(
     trained: Path, tmp_path: Path, first: str, second: str
 ) -> None:

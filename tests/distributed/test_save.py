@@ -30,7 +30,7 @@ from intarsia.store.writing import staging
 from tests.distributed.ranks import on_ranks, outcomes
 from tests.distributed.small_model import build, everything, optimizer_of, step
 
-ROUTE = ["fsdp=2,tp=2", "fsdp=4,tp=1", "fsdp=1,tp=4", "", "fsdp=8", "replicate=2,fsdp=2", "tp=2"]
+ROUTE = ["fsdp=2,tp=2", "", "fsdp=1,tp=4", "fsdp=4,tp=1", "fsdp=8", "replicate=2,fsdp=2", "tp=2"]
 """Meshes of a run that moves after every second step."""
 
 
@@ -90,10 +90,13 @@ def straight(count: int) -> list[float]:
     return losses
 
 
-def test_a_run_that_moves_from_mesh_to_mesh_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("legs", [3, pytest.param(len(ROUTE), marks=pytest.mark.slow)])
+def test_a_run_that_moves_from_mesh_to_mesh_goes_on_as_if_it_had_not(
+    legs: int, tmp_path: Path
+) -> None:
     losses: list[float] = []
     saved: dict[str, torch.Tensor] = {}
-    for number, layout in enumerate(ROUTE):
+    for number, layout in enumerate(ROUTE[:legs]):
         found = on_ranks(ranks_of(layout), leg, tmp_path, number, layout)
         for _, loaded, _ in found:
             if number:
@@ -103,7 +106,7 @@ def test_a_run_that_moves_from_mesh_to_mesh_goes_on_as_if_it_had_not(tmp_path: P
         losses += found[0][0]
         saved = found[0][2]
         assert (tmp_path / "latest").read_text() == f"step-{number}\n"
-    (expected,) = on_ranks(1, straight, 2 * len(ROUTE))  # a process that no other test has touched
+    (expected,) = on_ranks(1, straight, 2 * legs)  # a process that no other test has touched
     assert losses == pytest.approx(expected, rel=2e-6)
     assert "spare" in saved
     assert not any(name.startswith("spare:") for name in saved)

@@ -59,6 +59,7 @@ def test_a_fault_is_found_and_named(fault: Against, to: str, sound, tmp_path: Pa
         for k, fault in enumerate(AGAINST)
     ],
 )
+@pytest.mark.one_in(3)
 def test_a_fault_of_a_is_named_as_well_as_one_of_b(fault: Against, sound, tmp_path: Path) -> None:
     to = fault.formats[0]
     good = sound(fault.model, to)

@@ -113,11 +113,12 @@ def test_a_checkpoint_that_is_replaced_on_a_failing_disk_is_there_or_the_new_one
         replaced(place, at, errno.EIO)
 
 
-def test_every_look_at_the_folder_that_is_written_may_fail(place: Place) -> None:
+@pytest.mark.parametrize("apart", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_look_at_the_folder_that_is_written_may_fail(place: Place, apart: int) -> None:
     folder = str(place.out.with_name(".out.intarsia-partial"))
     looks = run(place, Trouble(under=folder, calls="i")).calls
     assert looks
-    for at in range(1, looks + 1):
+    for at in range(1, looks + 1, apart):
         place.clear()
         ended = run(place, Trouble(under=folder, calls="i", at=at, errno=errno.EIO))
         if ended.status:

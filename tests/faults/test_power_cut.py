@@ -97,6 +97,7 @@ def cuts(place: Place, source: str, to: str, count: int) -> None:
 
 
 @pytest.mark.parametrize(("source", "to"), JOBS[:2])
+@pytest.mark.one_in(2)
 def test_a_run_that_a_power_cut_ended_is_taken_up(eager: Place, source: str, to: str) -> None:
     cuts(eager, source, to, 9)
 

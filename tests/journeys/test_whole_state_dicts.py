@@ -132,6 +132,7 @@ def whole(folder: Path) -> Any:
         torchtitans, optimizer_alone,
     ],
 )  # fmt: skip
+@pytest.mark.one_in(3)
 def test_torch_loads_the_copy_as_the_source(
     tmp_path: Path, made: Callable[[int], dict[str, Any]]
 ) -> None:

@@ -28,7 +28,7 @@ W = Layout.of("w", (4, 6))
 A = arange("w", (4, 6))
 
 
-@settings(max_examples=1500)
+@settings(max_examples=500)
 @given(expressions())
 def test_every_expression_is_numpys(twin: Twin) -> None:
     x, a = twin

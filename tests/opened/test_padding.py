@@ -77,6 +77,7 @@ def test_state_that_is_dropped_is_not_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", ["hf", "dcp", "torch_dist"])
+@pytest.mark.one_in(2)
 def test_a_rank_whose_buckets_hold_padding_alone_adds_no_tensor(to: str, tmp_path: Path) -> None:
     case = fixture("megatron", "td_dense_tp2pp2_dpresh")
     whole = json.loads((case / "hf_truth" / "config.json").read_text())

@@ -115,7 +115,7 @@ def error_of(call: Callable[[], object]) -> intarsia.IntarsiaError | None:
 
 @pytest.mark.parametrize("format", MESHES)
 @pytest.mark.parametrize("lie", LIES, ids=lambda x: x.title)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_a_lie_is_refused_with_the_same_words_everywhere(
     whole: dict[str, Path], tmp_path: Path, lie: Lie, format: str
 ) -> None:
@@ -130,6 +130,7 @@ def test_a_lie_is_refused_with_the_same_words_everywhere(
 
 @pytest.mark.parametrize("format", MESHES)
 @pytest.mark.parametrize("lie", LIES, ids=lambda x: x.title)
+@pytest.mark.one_in(3)
 def test_verify_reports_a_lie_as_a_fault(
     whole: dict[str, Path], tmp_path: Path, lie: Lie, format: str
 ) -> None:

@@ -228,6 +228,7 @@ def test_weights_in_several_ways_are_declared_otherwise_where_one_way_is_another
 
 
 @pytest.mark.parametrize("scheme", [s for s in SCHEMES if s != "aqlm"])
+@pytest.mark.one_in(3)
 def test_a_configuration_that_says_nothing_of_quantised_weights_is_a_fault(
     tmp_path: Path, scheme: str
 ) -> None:

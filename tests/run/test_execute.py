@@ -59,6 +59,7 @@ def sharded(source: Path) -> Path:
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("window", [64, 100, 1000, 4096, 1 << 20])
+@pytest.mark.one_in(3)
 def test_every_window_and_every_number_of_threads_gives_the_same_bytes(
     source: Path, sharded: Path, tmp_path: Path, monkeypatch, window: int, workers: int
 ) -> None:

@@ -33,6 +33,7 @@ CONFIG = llama_config()
 
 
 @pytest.mark.parametrize("path", REAL, ids=lambda p: str(p.relative_to(ALL)))
+@pytest.mark.one_in(3)
 def test_what_real_frameworks_wrote_is_sound(path: Path) -> None:
     report = intarsia.verify(path)
     assert report.sound, report

@@ -248,6 +248,7 @@ def test_a_layer_without_gradients_and_experts_never_chosen_have_moments_of_zero
 
 
 @pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.one_in(2)
 def test_a_rank_s_moments_saved_for_another_are_found(format: str, tmp_path: Path) -> None:
     tensors = trained(weights(1))
     name = f"optimizer.exp_avg.{Q}"

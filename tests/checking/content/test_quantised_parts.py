@@ -61,6 +61,7 @@ WRONG: list[tuple[str, Change, str]] = [
 
 
 @pytest.mark.parametrize(("scheme", "change", "text"), WRONG)
+@pytest.mark.one_in(3)
 def test_a_part_that_contradicts_the_others_is_one_fault_in_every_format(
     tmp_path: Path, scheme: str, change: Change, text: str
 ) -> None:

@@ -318,6 +318,7 @@ def test_the_command_says_what_the_root_is_over_and_what_is_not_read(tmp_path: P
     assert any("ema" in note for note in said["notes"])
 
 
+@pytest.mark.slow
 def test_ranks_share_the_work_and_agree(src: Path) -> None:
     done = python(
         "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2,

@@ -115,6 +115,7 @@ def test_as_many_bytes_are_counted_as_when_they_are_read(
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.one_in(3)
 def test_a_flipped_bit_is_found_as_by_reading(
     form: str, forms: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

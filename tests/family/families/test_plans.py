@@ -44,7 +44,7 @@ def imagined(config: dict[str, Any]) -> Manifest:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("to", ["torch_dist", "dcp"])
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_a_family_is_proven_on_every_mesh(name: str, to: str) -> None:
     src = imagined(CASES[name])
     for mesh in MESHES:

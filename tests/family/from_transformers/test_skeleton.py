@@ -50,6 +50,7 @@ def test_a_tensor_of_no_elements_that_has_another_name_is_refused(tmp_path: Path
         ("raise ModuleNotFoundError('none', name='transformers')", "is not installed (none)"),
     ],
 )
+@pytest.mark.one_in(3)
 def test_transformers_that_cannot_be_imported_is_a_note_that_says_why(
     tmp_path: Path, raised: str, text: str
 ) -> None:

@@ -69,7 +69,7 @@ def _where(fault: Fault) -> Iterator[str]:
 
 def _missing(fault: Fault, sides: Sides) -> Iterator[str]:
     found = re.fullmatch(
-        r"missing in (A|B): (?:([\d,]+) tensors|(experts|layers) (.*))", fault.text
+        r"missing in (A|B): (?:([\d,]+) tensors?|(experts|layers) (.*))", fault.text
     )
     if not found:
         yield "nobody can carry out"

@@ -45,6 +45,7 @@ def config() -> LlamaConfig:
 
 
 @pytest.mark.parametrize(("kind", "said", "other", "text"), KINDS)
+@pytest.mark.one_in(3)
 def test_an_adapter_has_the_sizes_of_its_configuration(
     tmp_path: Path, config: LlamaConfig, kind: Any, said: Any, other: Any, text: str
 ) -> None:

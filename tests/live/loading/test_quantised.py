@@ -27,7 +27,7 @@ def written(folder: Path, scheme: str, kind: str) -> tuple[Path, dict[str, torch
 
 
 @pytest.mark.parametrize(("scheme", "kind"), ROADS)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_what_is_quantised_alike_is_filled_bit_for_bit(
     tmp_path: Path, scheme: str, kind: str
 ) -> None:
@@ -41,6 +41,7 @@ def test_what_is_quantised_alike_is_filled_bit_for_bit(
 
 
 @pytest.mark.parametrize(("scheme", "kind"), ROADS)
+@pytest.mark.one_in(3)
 def test_a_plain_model_never_gets_weights_that_nobody_scaled(
     tmp_path: Path, scheme: str, kind: str
 ) -> None:

@@ -114,6 +114,7 @@ def all_of(model: nn.Module, optimizer: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "LBFGS"])
 @pytest.mark.parametrize("with_names", [False, True])
+@pytest.mark.one_in(3)
 def test_torch_loads_what_is_saved(name: str, with_names: bool, tmp_path: Path) -> None:
     def made(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
         model = Tiny(seed)
@@ -134,6 +135,7 @@ def test_torch_loads_what_is_saved(name: str, with_names: bool, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "LBFGS"])
 @pytest.mark.parametrize("saved_by", ["torch", "intarsia"])
+@pytest.mark.one_in(3)
 def test_a_dict_of_a_model_and_its_optimizer_comes_back(
     name: str, saved_by: str, tmp_path: Path
 ) -> None:
@@ -173,6 +175,7 @@ def test_counters_that_were_stored_as_plain_numbers_become_what_the_class_steps_
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.one_in(2)
 def test_a_resumed_run_is_the_one_that_never_stopped(name: str, tmp_path: Path) -> None:
     model = Tiny()
     optimizer = OPTIMIZERS[name](params_for(name, model))
@@ -672,6 +675,7 @@ SHAPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("to", ["", "hf", "dcp"])
+@pytest.mark.one_in(3)
 def test_state_of_another_shape_that_torch_saved_keeps_it(
     to: str, kind: str, strict: bool, group: None, tmp_path: Path
 ) -> None:

@@ -181,6 +181,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.one_in(3)
 def test_a_change_between_two_saves_is_saved(
     change: Callable[[Any, Any], None], tmp_path: Path
 ) -> None:

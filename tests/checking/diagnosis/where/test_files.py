@@ -16,6 +16,7 @@ from tests.faults.reference import DENSE, weights
 @pytest.mark.parametrize("turned", [False, True], ids=["in A", "in B"])
 @pytest.mark.parametrize("shard", ["100KB", "1GB"])
 @pytest.mark.parametrize("layers", ["", "layers.[01]."], ids=["all layers", "two layers"])
+@pytest.mark.one_in(5)
 def test_a_rank_s_older_file_is_named_beside_files_that_are_cut_otherwise(
     tmp_path: Path, layers: str, shard: str, turned: bool
 ) -> None:

@@ -140,6 +140,7 @@ def test_another_mesh_keeps_every_bit(case: str, mesh: str, spec: str, tmp_path:
     ("config", "mesh"),
     [*((DENSE, m) for m in MESHES), *((SPARSE, m) for m in EXPERT_MESHES), (LINEAR, "tp=2,fsdp=2")],
 )
+@pytest.mark.one_in(3)
 def test_hugging_face_with_optimizer_comes_back(config: Any, mesh: str, tmp_path: Path) -> None:
     model = weights(config)
     source = hf_with_optimizer(tmp_path / "hf", model, config)
@@ -240,6 +241,7 @@ def test_by_way_of_torch_dist(case: str, mesh: str, back: str, tmp_path: Path) -
         ("td_gdn_tp2", "fd_gdn_fsdp2_split", "fsdp=2"),
     ],
 )
+@pytest.mark.one_in(2)
 def test_both_formats_of_one_model_are_the_same(
     source: str, like: str, mesh: str, tmp_path: Path
 ) -> None:

@@ -310,6 +310,7 @@ def test_a_tied_head_has_a_copy_on_the_last_stage() -> None:
     ("spec", "experts"),
     [("megatron", sequential), ("megatron", grouped), ("megatron-local", sequential)],
 )
+@pytest.mark.one_in(3)
 def test_prediction_layers_with_the_copy_of_the_embedding_that_they_read(
     spec: str, experts: object, stages: list[int]
 ) -> None:

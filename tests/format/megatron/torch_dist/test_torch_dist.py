@@ -140,7 +140,7 @@ def objects(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 def test_there_and_back(model: str, mesh: str, tmp_path: Path) -> None:
     if model.startswith(("llama", "qwen3,")):
         mesh = ",".join(
