@@ -15,6 +15,7 @@ import pytest
 
 from intarsia.errors import IntarsiaError, StoreError, UsageError
 from intarsia.store.local.lock import Lock
+from intarsia.store.writing.old_contents import OldContents
 from intarsia.store.writing.staging import Staging
 from tests.checkpoints import environment, files_of, leftovers
 
@@ -102,6 +103,21 @@ def test_overwriting_replaces_everything_at_commit(tmp_path: Path, kind: str) ->
     staging.commit()
     assert files_of(tmp_path) == {"out/x": b"1"}
     assert not leftovers(tmp_path)
+
+
+def test_what_others_replace_while_it_is_looked_at_is_not_called_something_else(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "old").touch()
+
+    def judge(path: Path, contents: OldContents) -> None:
+        (out / "old").rename(out / "new")
+        raise UsageError(f"{path} holds more than the checkpoint: {[*contents.files]}")
+
+    with pytest.raises(UsageError, match=r"out was changed by another process .*: new, old; "):
+        Staging(out, overwrite=True, judge=judge).check()
 
 
 def test_abandoning_an_overwrite_keeps_the_old(tmp_path: Path) -> None:
@@ -201,6 +217,7 @@ def test_a_symbolic_link_in_place_of_the_partial_folder_is_refused(tmp_path: Pat
 
 HOLDER = """
 import sys, time
+from intarsia.store.writing.old_contents import OldContents
 from intarsia.store.writing.staging import Staging
 staging = Staging(sys.argv[1])
 staging.begin()

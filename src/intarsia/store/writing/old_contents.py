@@ -75,18 +75,23 @@ def refuse_existing(
     )
 
 
-def changed_meanwhile(destination: PurePath, changes: list[str]) -> UsageError:
+TO_RESUME = "move it away, and run again with --resume"
+
+
+def changed_meanwhile(
+    destination: PurePath, changes: list[str], hint: str = TO_RESUME
+) -> UsageError:
     """The error for a destination that others changed after it was looked at."""
     return UsageError(
         f"{destination} was changed by another process during this run: {few(changes, 4)};"
         " it was left as it is",
-        hint="move it away, and run again with --resume",
+        hint=hint,
     )
 
 
-def check_unchanged(destination: PurePath, old: OldContents | None) -> None:
+def check_unchanged(destination: PurePath, old: OldContents | None, hint: str = TO_RESUME) -> None:
     """Raise where a destination is not what it was when it was looked at; None: nothing was there."""
     now = OldContents.of(destination) if exists(destination) else None
     if now != old:
         nothing = OldContents({}, frozenset())
-        raise changed_meanwhile(destination, (old or nothing).changes(now or nothing))
+        raise changed_meanwhile(destination, (old or nothing).changes(now or nothing), hint)

@@ -25,7 +25,13 @@ from intarsia.store.reading.lookup import (
 )
 from intarsia.store.registry import store_of
 from intarsia.store.system_errors import errors_naming
-from intarsia.store.writing.old_contents import OVERWRITE, Judge, OldContents, refuse_existing
+from intarsia.store.writing.old_contents import (
+    OVERWRITE,
+    Judge,
+    OldContents,
+    check_unchanged,
+    refuse_existing,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -118,7 +124,12 @@ class Staging:
         self.transaction.check_replaceable()
         if not is_folder(self.destination) or names_like(self.destination):
             self.old = OldContents.of(self.destination)
-            self.judge(self.destination, self.old)
+            try:
+                self.judge(self.destination, self.old)
+            except UsageError:
+                again = "wait for whoever writes there, and run again"
+                check_unchanged(self.destination, self.old, hint=again)
+                raise
             files = [self.destination / name for name in self.old.files]
             self.transaction.keep_private((file for file in files if exists(file)), None)
 
