@@ -36,6 +36,7 @@ from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress
 from intarsia.run.ranks.apart import Apart
 from intarsia.run.ranks.crew import Crew, Shared, check_alike, ranks_of_model
+from intarsia.run.ranks.waiting import connected
 from intarsia.store.reading.lookup import absolute, given
 
 _last: Saving | None = None
@@ -215,7 +216,10 @@ def _aside(team: Crew, *, background: bool) -> Crew:
         _check_background(said)
         # Only the ranks of a group that was given come here.
         ranks = dist.get_process_group_ranks(team.group) if team.group else None
-        group = dist.new_group(ranks, backend="gloo", use_local_synchronization=ranks is not None)
+        with connected(team.rank, team.size):
+            group = dist.new_group(
+                ranks, backend="gloo", use_local_synchronization=ranks is not None
+            )
         _groups[whose] = ref(group)
         atexit.register(_leave, ref(group))
     return replace(team, apart=Apart(group._get_backend(torch.device("cpu")), team.size))

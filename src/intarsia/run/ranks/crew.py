@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from intarsia.errors import IntarsiaError, StoreError, UsageError, few_lines
 from intarsia.frozen import frozen_open
 from intarsia.run.ranks.apart import Apart
+from intarsia.run.ranks.waiting import connected
 from intarsia.run.stopping import ending_at_once
 from intarsia.store.address import named
 
@@ -118,16 +119,10 @@ class Crew:
     def _connected(self, exchange: Callable[[], Any], failure: BaseException | None = None) -> Any:
         """The result of an exchange between all ranks; raise where they are no longer connected."""
         try:
-            with ending_at_once():
+            with connected(self.rank, self.size), ending_at_once():
                 return exchange()
-        except (RuntimeError, OSError) as error:
-            if failure is not None:
-                raise failure from error
-            others = "rank" if self.size == 2 else f"{self.size - 1} ranks"
-            raise IntarsiaError(
-                f"rank {self.rank} lost the connection to the other {others}: {_first_line(error)}",
-                hint="one of them died or lost its connection: its own log says why",
-            ) from error
+        except IntarsiaError as error:
+            raise failure or error from error.__cause__
 
     def _all_gather(self, value: Any) -> list[Any]:
         if self.apart is not None:
@@ -260,7 +255,3 @@ def ranks_of_model(group: Any = None) -> Crew:
             hint="call it on the ranks of that group alone",
         )
     return Crew(rank, dist.get_world_size(group), group)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -10,7 +10,7 @@ from typing import Any
 
 from intarsia.errors import IntarsiaError
 from intarsia.run.ranks.one_machine import OneMachine, meet_ranks
-from intarsia.run.ranks.waiting import Waiting, in_words, wait_seconds
+from intarsia.run.ranks.waiting import Waiting, connected, in_words, wait_seconds
 
 PATIENCE = timedelta(hours=12)
 """How long a rank waits for the work of another; it notices at once when one died."""
@@ -45,7 +45,8 @@ def group_of_torchrun() -> Any:
             raise waiting.in_vain(where) from error
     mine = _prefixed(store)
     _await(mine, rank, size)
-    dist.init_process_group("gloo", store=mine, rank=rank, world_size=size, timeout=PATIENCE)
+    with connected(rank, size):
+        dist.init_process_group("gloo", store=mine, rank=rank, world_size=size, timeout=PATIENCE)
     return None
 
 
@@ -55,8 +56,10 @@ def group_of_script() -> Any:
     from torch.distributed.distributed_c10d import _get_default_store
 
     mine = _prefixed(_get_default_store())
-    _await(mine, dist.get_rank(), dist.get_world_size())
-    return dist.new_group(backend="gloo", timeout=PATIENCE)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    _await(mine, rank, size)
+    with connected(rank, size):
+        return dist.new_group(backend="gloo", timeout=PATIENCE)
 
 
 def _prefixed(store: Any) -> Any:

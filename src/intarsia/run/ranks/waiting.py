@@ -33,6 +33,20 @@ def in_words(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))}"
 
 
+@contextmanager
+def connected(rank: int, size: int) -> Iterator[None]:
+    """A block in which ranks talk; one whose others are gone has an error that says so."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        others = "rank" if size == 2 else f"{size - 1} ranks"
+        why = str(error).partition("\n")[0] or type(error).__name__
+        raise IntarsiaError(
+            f"rank {rank} lost the connection to the other {others}: {why}",
+            hint="one of them died or lost its connection: its own log says why",
+        ) from error
+
+
 @dataclass
 class Waiting:
     """A rank that waits, since when, and whether it has reported that."""
