@@ -82,6 +82,17 @@ def test_a_norm_that_was_centred_on_another_value_is_rounded(
         )
 
 
+def test_integers_beside_a_rounded_tensor_are_not_asked_whether_they_were_rounded(
+    tmp_path: Path,
+) -> None:
+    w, k = normal_tensor((32, 32), torch.float32, 1), torch.arange(512).reshape(16, 32)
+    other = torch.randperm(512, generator=torch.Generator().manual_seed(1)).reshape(16, 32) * 3
+    left = write_hf(tmp_path / "a", {"w": w, "k": k})
+    right = write_hf(tmp_path / "b", {"w": w.half().float(), "k": other})
+    kinds = {d.tensor: d.kind for d in intarsia.verify(left, right).different}
+    assert kinds == {"w": "rounded", "k": "unexplained"}
+
+
 def test_a_diagnosis_counts_what_it_explains(tmp_path: Path) -> None:
     other = W.reshape(2, 24, 40).flip(0).reshape(48, 40).clone()
     other[0, 0] += 1

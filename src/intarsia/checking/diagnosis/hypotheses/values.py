@@ -78,8 +78,10 @@ def value_hypotheses(e: Evidence) -> Iterator[Hypothesis]:
 def roundings(e: Evidence, *, to_one_number: bool = False) -> Iterator[Hypothesis]:
     """One side rounded; `to_one_number` also where all numbers became one, as those of a norm near 1 do."""
     own = e.pair.a.dtype
+    if not own.floating or own != e.pair.b.dtype:
+        return
     for narrow in map(BY_NAME.__getitem__, NARROW):
-        if narrow != own and own == e.pair.b.dtype and narrow.itemsize <= own.itemsize:
+        if narrow != own and narrow.itemsize <= own.itemsize:
             for flip, (rough, fine) in enumerate(((e.right, e.left), (e.left, e.right))):
                 text, predict = f"{rough} is {fine}", partial(_rounded, narrow, flip, to_one_number)
                 yield Hypothesis(ROUNDED, f"{text} rounded to {narrow.name}", predict, text)
