@@ -69,3 +69,12 @@ def test_whole_rows_blocks_and_chance_are_no_hole(tmp_path: Path) -> None:
     kept[3, 0, 5] = False
     found = faults(tmp_path / "blocks", (blocks * kept).reshape(160, 96))
     assert not [where for _, where in found if where.startswith("elements")]
+
+
+def test_the_rows_of_a_sparse_matrix_may_end_in_a_few_numbers(tmp_path: Path) -> None:
+    x = normal_tensor((160, 24), torch.bfloat16)
+    x *= torch.rand(x.shape, generator=torch.Generator().manual_seed(3)) < 0.1
+    x[26], x[27] = 0, 0
+    x[26, :3] = torch.tensor([0.3, 0.1, -0.2])
+    x[25, -1], x[28, 0] = 0.5, 0.25
+    assert not faults(tmp_path, x)

@@ -23,6 +23,9 @@ _LEAST = 16
 _DENSE = 0.99
 """The share of the other elements of such a row that are not zero: where many are, the matrix is sparse."""
 
+_FEWEST_OTHERS = 8
+"""Fewer than these are all not zero by chance in a row of a sparse matrix, too."""
+
 _MOST_ROWS = 256
 """Rows beyond those that sums tell to be zero that are looked at: large matrices have a sum for several."""
 
@@ -57,6 +60,7 @@ def _going_on(stored: Stored, unit: StackedMatrix, row: int, step: int, content:
             count = int(np.argmax(held != 0))
             rest = held[count:]  # of a table of sines the first row is zeros and ones
             dense = np.count_nonzero(rest) >= _DENSE * len(rest) and len(np.unique(rest)) > 2
-            return whole * unit.columns + count if count >= _LEAST and dense else 0
+            ends = count >= _LEAST and len(rest) >= _FEWEST_OTHERS and dense
+            return whole * unit.columns + count if ends else 0
         row, whole = row + step, whole + 1
     return 0
