@@ -118,17 +118,21 @@ def _found_again(a: Held, b: Held, axis: int, size: int, start: int) -> Ints:
         rows, own = v[k : k + size], u[k : k + size]
         wrong = rows != own
 
+        def equal(at: int, rows: Array = rows, wrong: Array = wrong) -> int:
+            """How many of the differing elements a block explains; the last block may be short."""
+            n = len(blocks[at])
+            return int((blocks[at] == rows[:n])[wrong[:n]].sum())
+
         def score(at: int, rows: Array = rows, wrong: Array = wrong) -> float:
-            """How many of the differing elements a block explains; its signs decide between equals."""
+            """The share that a block explains, and that of its signs: what was scaled has one or two alike by chance."""
             block = blocks[at]
             if len(block) > len(rows):
                 return -1.0
-            rows, wrong = rows[: len(block)], wrong[: len(block)]  # the last block may be short
-            signs = float(np.mean((block & top != 0) == (rows & top != 0)))
-            return int((block == rows)[wrong].sum()) + 0.5 * max(signs, 1 - signs)
+            signs = float(np.mean((block & top != 0) == (rows[: len(block)] & top != 0)))
+            return 2 * equal(at) / max(wrong.sum(), 1) + max(signs, 1 - signs)
 
         at = max(range(len(blocks)), key=score) if wrong.any() or k % size else k // size
-        nowhere = int((rows == 0)[wrong].sum()) > score(at)
+        nowhere = int((rows == 0)[wrong].sum()) > equal(at)
         found = np.arange(at * size, at * size + len(blocks[at]))
         out.append(np.full(len(rows), -1) if nowhere else found)
         k += len(out[-1])
