@@ -3,21 +3,25 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' constraints.txt)
+CONSTRAINTS := constraints.txt
+USERS_HAVE := isal|numpy|rich|typer|torch|transformers|accelerate|peft|megatron-core
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
+TORCH := $(or $(shell sed -n 's/^\(torch==.*\)/\1/p' $(CONSTRAINTS)),torch)
 NEWER_MEGATRON := megatron-core==0.19.2
-TE := $(shell sed -n 's/^\(transformer-engine==.*\)/\1/p' constraints.txt)
+TE := $(or $(shell sed -n 's/^\(transformer-engine==.*\)/\1/p' $(CONSTRAINTS)),transformer-engine)
 
 # Tests start hundreds of processes: what is compiled is kept, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all test-megatron lint bench bench-device docs dist clean help
+.PHONY: demo test test-all test-megatron test-least test-newest quick lint bench bench-device docs dist clean help
 
 help:
 	@echo "make demo      set up, and run the main job on a small built-in model"
 	@echo "make test      set up, lint, and pass the tests (minutes)"
 	@echo "make test-all  the long tests too, and those of Megatron on a newer version"
 	@echo "make test-megatron  the tests of Megatron alone, on $(NEWER_MEGATRON)"
+	@echo "make test-least, make test-newest  the quick tests on the least versions that pyproject.toml declares,"
+	@echo "               and on the newest that there are (which brings the GPU build of torch)"
 	@echo "make lint      ruff and mypy alone"
 	@echo "make bench     every benchmark beside its peers and its limit (minutes), and the page of the figures"
 	@echo "make bench-device  the same on a machine with many cores and a GPU; installs nothing"
@@ -28,7 +32,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # torch by its exact version first: a range would take the registry's newest, CUDA build and all.
-$(VENV)/.run: $(BIN)/python pyproject.toml constraints.txt
+$(VENV)/.run: $(BIN)/python pyproject.toml $(CONSTRAINTS)
 	$(PIP) "$(TORCH)"
 	$(PIP) --editable ".[torch]"
 	@touch $@
@@ -53,12 +57,27 @@ lint: $(VENV)/.test $(VENV)/.kernel
 	$(BIN)/ruff format --check src tests benchmarks attacks examples docs
 	$(BIN)/mypy
 
-test: lint
+test: lint quick
+
+quick: $(VENV)/.test $(VENV)/.kernel
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal --durations=10 -rfEs --disable-warnings --hypothesis-profile=same
 
 test-all: lint test-megatron
 	$(BIN)/python -m pytest --durations=20 -rfEs --disable-warnings --hypothesis-profile=new
 	INTARSIA_KERNEL=off $(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal -rfEs --disable-warnings --hypothesis-profile=same
+
+# What users have: each in an environment of its own. mypy, ruff and Megatron-core's tests stay with the pinned versions.
+test-least: $(VENV)/least.txt
+	$(MAKE) VENV=$(VENV)/least CONSTRAINTS=$< quick
+
+test-newest: $(VENV)/newest.txt
+	$(MAKE) VENV=$(VENV)/newest CONSTRAINTS=$< quick
+
+$(VENV)/newest.txt: $(BIN)/python
+	@touch $@
+
+$(VENV)/least.txt: $(BIN)/python pyproject.toml
+	sed -nE 's/^ *"($(USERS_HAVE))>=([0-9.]+).*/\1==\2/p' pyproject.toml > $@
 
 # A second Megatron-core in a folder of its own, without what it depends on: the venv has that for the first one.
 # It asks for Python 3.12; its core runs on 3.11.
@@ -85,14 +104,14 @@ bench-device:
 	-$(PYTHON) hatch_build.py
 	PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH $(PYTHON) -m benchmarks.suite --device $(BENCH)
 
-$(VENV)/.docs: $(BIN)/python pyproject.toml constraints.txt
+$(VENV)/.docs: $(BIN)/python pyproject.toml $(CONSTRAINTS)
 	$(PIP) --editable ".[docs]"
 	@touch $@
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/site
 
-$(VENV)/.dist: $(BIN)/python pyproject.toml constraints.txt
+$(VENV)/.dist: $(BIN)/python pyproject.toml $(CONSTRAINTS)
 	$(PIP) build twine
 	@touch $@
 
