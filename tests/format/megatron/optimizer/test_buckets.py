@@ -239,6 +239,25 @@ def test_dense(order: list[str], tp: int, pp: int, dp: int, limit: int | None) -
     check(disk.read(list(source.stored.values())), source)
 
 
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (2, 2)])
+def test_adam_s_buckets_beside_matrices_that_muon_keeps_state_of_by_name(tp: int, pp: int) -> None:
+    source = Source(case("qwen3"), "megatron", tp, tp)
+    matrices = [n for n in source.stored if "layers" in n and "norm" not in n]
+    named = [replace(source.stored[n], name=f"optimizer.momentum_buffer.{n}") for n in matrices]
+    names = [n for n in LOCAL if "norm" in n]
+    disk = Disk()
+    for p in range(pp):
+        held = layers_of(names, range(p * 4 // pp, (p + 1) * 4 // pp))
+        held = (FIRST if p == 0 else []) + held + (LAST if p == pp - 1 else [])
+        for t in range(tp):
+            params = [source.local(n, t) for n in held]
+            disk.save(f"chained_1.{GROUP.format(p * tp + t, 0)}", params, dp=2)
+    found = disk.read([*source.stored.values(), *named])
+    of_muon = {t for n in matrices for t in source.stored[n].layout.tensors}
+    source.arrays = {n: x for n, x in source.arrays.items() if n not in of_muon}
+    check(found, source)
+
+
 @pytest.mark.parametrize("experts", [sequential, grouped])
 def test_experts_of_an_optimizer_of_their_own(experts: object) -> None:
     tp, ep, pp = 2, 2, 2

@@ -31,6 +31,7 @@ from intarsia.frozen import frozen
 from intarsia.layout import shard
 from intarsia.mesh import Rule
 from intarsia.planning.manifest import Chunk, Stored
+from intarsia.state.names import StateName
 
 _ALIGNED = 64
 _NORM = "decoder.final_layernorm.weight"
@@ -45,11 +46,12 @@ def read_buckets(
 ) -> list[Stored]:
     """The state of every parameter, as parts of the buckets that hold it; `copies` receives its copies.
 
-    `model` are the model's tensors, layer by layer and expert by expert, `in_bf16` the layers that a run
-    in eight bits keeps so.  How many ranks tensor parallelism had is one of the numbers of parts that
-    their chunks show: the one that fits.
+    `model` are the model's tensors, layer by layer and expert by expert, and the state that is stored by
+    name; `in_bf16` are the layers that a run in eight bits keeps so.  How many ranks tensor parallelism
+    had is one of the numbers of parts that their chunks show: the one that fits.
     """
     by_link = buffers_of(records)
+    model = _without_named_state(model)
     if {*by_link} - {0, 1}:
         raise FormatError(f"{where} has the state of {len(by_link)} optimizers", hint=_HINT)
     places = [x for by_type in by_link.values() for buffers in by_type.values() for x in buffers]
@@ -78,6 +80,13 @@ def read_buckets(
     return found
 
 
+def _without_named_state(model: Sequence[Stored]) -> list[Stored]:
+    """The parameters that buckets hold: Muon keeps matrices whole, with state by name, beside Adam's buckets."""
+    states = {x.name: StateName.of(x.name) for x in model}
+    named = {state.parameter for state in states.values() if state}
+    return [x for x in model if states[x.name] is None and x.name not in named]
+
+
 _States = tuple[list[Stored], list[Stored]]
 """The states of parameters, and copies of them on other ranks."""
 
@@ -97,8 +106,8 @@ def _read_all(
     found, twins = list[Stored](), list[Stored]()
     pp = ep = 1
     for link, by_type in sorted(by_link.items()):
-        experts = bool(link)
         # Without expert parallelism the experts are in the buffers of all other parameters.
+        experts = bool(link) and len(by_link) > 1
         held = [s for s in model if len(by_link) == 1 or s.rule.is_expert == experts]
         places = [place for buffers in by_type.values() for place in buffers]
         groups, chunks = (1 + max(axis) for axis in zip(*places, strict=True))
