@@ -13,7 +13,7 @@ from intarsia.quantised.weight import PartRole, QuantisedWeight, WeightPart
 def rules_of(w: QuantisedWeight, rule: Rule) -> dict[str, Rule]:
     """The rule of each part of a weight; `rule` is the one of the weight where it is not quantised."""
     rule = _turned(w, rule)
-    per = {part.name: _per(w, part) for part in w.others}
+    per = {part.name: elements_per(w, part) for part in w.others}
     known = {name: steps for name, steps in per.items() if steps is not None}
     split = w.form == "mxfp4" or (w.form in ("scaled", "packed") and packing(w))
     if split and len(known) == len(per):
@@ -44,7 +44,7 @@ def _turned(w: QuantisedWeight, rule: Rule) -> Rule:
     return rule if len(w.main.shape) > (rule.tp or 0) else replace(rule, tp=None)
 
 
-def _per(w: QuantisedWeight, part: WeightPart) -> Shape | None:
+def elements_per(w: QuantisedWeight, part: WeightPart) -> Shape | None:
     """The elements of the stored weight on each axis that one element of a part is for.
 
     0 where it is for all of the axis; None where that is not known.

@@ -9,7 +9,7 @@ from intarsia.mesh import Shape
 from intarsia.quantised.scheme import Scheme
 from intarsia.quantised.weight import PartRole, QuantisedWeight, ScaleFault, WeightPart
 
-_GEMM = ("", "gemm", "gptq", "gptq_v2")
+GEMM = ("", "gemm", "gptq", "gptq_v2")
 """Layouts of AWQ and GPTQ that are checked; others pack in orders of their own."""
 
 
@@ -100,7 +100,7 @@ def _allowed(w: QuantisedWeight, part: WeightPart) -> list[Shape] | None:
         return [main[:1], (main[0], 1)]  # bitsandbytes has one scale for each row
     if w.form == "mxfp4":
         return [main[:3]] if part.role is PartRole.SCALE and len(main) == 4 else []
-    if w.form == "qweight" and scheme and scheme.format in _GEMM and len(main) == 2:
+    if w.form == "qweight" and scheme and scheme.format in GEMM and len(main) == 2:
         return _qweight(w, part, scheme)
     if w.form == "packed" and len(main) >= 2 and scheme and scheme.format in _PACKED:
         return _of_packed(w, part)

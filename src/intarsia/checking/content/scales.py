@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from intarsia.checking.content.code_blocks import is_exponents
 from intarsia.checking.fault import Fault, with_more
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.errors import few
@@ -16,8 +17,6 @@ _NAN_EXPONENT = 255
 """The byte that is no exponent, where scales are powers of two."""
 _OWNERS = {"qweight": ("gptq", "awq", "eetq"), "qdata": ("torchao",), "quanto": ("quanto",)}
 """The methods that store codes in a form that no other has."""
-_EXPONENTS = ("_scale", "_scales", "_scale_inv", "scale")
-"""Words for scales that are exponents of two where they are bytes; bitsandbytes' bytes are codes."""
 
 
 def scale_faults_of_headers(manifest: Manifest) -> Iterator[Fault]:
@@ -88,7 +87,7 @@ def scale_faults(found: Sequence[ItemStats], quantised: QuantisedWeights) -> Ite
         if stats.faults or not held.role.is_scale:
             continue
         stored = stats.item.stored
-        exponents = held.dtype.name == "U8" and held.word in _EXPONENTS
+        exponents = is_exponents(held)
         count = stats.not_finite.count or int(exponents and stats.most == _NAN_EXPONENT)
         is_zero = stats.most == 0 or any(p.zero for p in stats.matrices)
         scaled = "activation" if held.role is PartRole.ACTIVATION else "weight"

@@ -68,18 +68,17 @@ class Elements:
         return seen.most < self.odd_from and not seen.used & self.wrong_sign
 
     def telling(self, seen: SurveyedMatrix) -> tuple[int, int, int]:
-        """The least and the greatest magnitude, and the bits in use, as far as a fault may show: -1 and 0 elsewhere."""
+        """The least and the greatest magnitude, and the bits in use as far as a fault may show: 0 elsewhere."""
         name, most = self.dtype.name, seen.most
         if not self.sign_bit:
-            return -1, most if name in ("U8", *_ONLY_NAN) else 0, 0
+            return seen.least, most if name in ("U8", *_ONLY_NAN) else 0, 0
         used = seen.used | self.sign_bit if seen.signed_zero else seen.used
-        if name == "F32" and self.of_master:
-            return -1, most, used
-        if name == "F16":
-            return seen.least, most, used if seen.least >= _FP16_FROM else 0
-        if name == "BF16" and most <= _BF16_UP_TO:
-            return seen.least, most, used
-        return -1, most, 0
+        shows = (
+            (name == "F32" and self.of_master)
+            or (name == "F16" and seen.least >= _FP16_FROM)
+            or (name == "BF16" and most <= _BF16_UP_TO)
+        )
+        return seen.least, most, used if shows else 0
 
     def note_odd(self, stats: ItemStats, block: Bits, rows: NDArray[np.int64], column: int) -> None:
         """Count those of a block that no sound item holds."""

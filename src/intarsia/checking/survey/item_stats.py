@@ -61,7 +61,7 @@ class Odd:
 
 @dataclass(slots=True)
 class ItemStats:
-    """What the pass saw of one item; `least` and `used_bits` only where a fault may show in them."""
+    """What the pass saw of one item; `used_bits` only where a fault may show in them."""
 
     item: SurveyItem
     matrices: Sequence[MatrixFacts] = ()
