@@ -24,6 +24,7 @@ from intarsia.checking.content.one_tensor import content_faults, notes_of
 from intarsia.checking.content.quantised_parts import part_faults
 from intarsia.checking.content.repeats import made_by_copying, repeat_faults
 from intarsia.checking.content.same_content import Content
+from intarsia.checking.content.scale_owners import owner_faults
 from intarsia.checking.content.scale_sizes import size_faults
 from intarsia.checking.content.scales import (
     declared_otherwise,
@@ -175,8 +176,10 @@ def _judged(
     faults += undeclared(manifest)
     faults += declared_otherwise(manifest)
     faults += part_faults(manifest, known)
-    told = {name for fault in of_content for name in fault.tensors}
-    faults += size_faults(manifest, found, known | told)
+    told = known | {name for fault in of_content for name in fault.tensors}
+    sizes = [*size_faults(manifest, found, told)]
+    faults += sizes
+    faults += owner_faults(manifest, told.union(*(fault.tensors for fault in sizes)))
     damaged, trained = trainer_file_faults(manifest, budget)
     faults += damaged
     home = where if is_folder(where) else where.parent

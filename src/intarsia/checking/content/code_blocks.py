@@ -22,20 +22,24 @@ from intarsia.value.bits import Bits, as_float64, bits_dtype
 
 Floats = NDArray[np.float64]
 
-_MOST_ROWS = 16
-"""Stored rows of a large block that are read: they tell its deviation to a few hundredths."""
+_SAMPLE = 256
+"""Codes of a large block that are looked at: they tell its deviation to a few hundredths."""
 
-_AT_ONCE_BYTES = 1 << 17
+_COLUMNS = 32
+"""Blocks of a row that are looked at where they are a sample."""
+
+_AT_ONCE = 1 << 18
 """Codes that are numbers at one time."""
 
 
 @frozen
 class BlockRows:
-    """Rows of blocks that follow each other in one matrix of a weight."""
+    """Rows of blocks that follow each other in one matrix of a weight, and the first `columns` of them."""
 
     matrix: int
     first: int
     end: int
+    columns: int
 
 
 @frozen
@@ -59,6 +63,12 @@ class BlockCut:
     codes_of_block: int
 
     @property
+    def rows_read(self) -> int:
+        """The stored rows of a block that are looked at."""
+        codes_of_row = min(self.codes_of_block, _SAMPLE) * self.codes.per_row
+        return min(self.rows_of_block, max(1, _SAMPLE // codes_of_row))
+
+    @property
     def grid(self) -> tuple[int, int]:
         """The rows of blocks of one matrix, and the blocks of a row."""
         columns = self.row_elements * self.codes.per_element
@@ -66,13 +76,15 @@ class BlockCut:
 
     def evenly(self, blocks: int) -> list[BlockRows]:
         """Rows of blocks at even distances with about so many blocks in them."""
-        rows, columns = self.grid
-        nbytes = self.row_elements * self.rows_of_block * self.codes.dtype.itemsize
-        together = min(rows, max(1, _AT_ONCE_BYTES // nbytes), -(-blocks // columns))
+        rows, columns = self.grid[0], min(self.grid[1], _COLUMNS)
+        codes = columns * self.codes_of_block * self.rows_read * self.codes.per_row
+        together = min(rows, max(1, _AT_ONCE // codes), -(-blocks // columns))
         each = -(-rows // together)
         count = min(each * prod(self.lead), -(-blocks // (together * columns)))
         picked = [divmod(k * each * prod(self.lead) // count, each) for k in range(count)]
-        return [BlockRows(m, k * together, min((k + 1) * together, rows)) for m, k in picked]
+        return [
+            BlockRows(m, k * together, min((k + 1) * together, rows), columns) for m, k in picked
+        ]
 
 
 def scale_of(w: QuantisedWeight) -> WeightPart:
@@ -157,17 +169,13 @@ def read_scales(
     checkpoint: Checkpoint, w: QuantisedWeight, cut: BlockCut, rows: BlockRows
 ) -> Floats:
     """The scales of rows of blocks, a row of them for each."""
-    scale = scale_of(w)
-    axis = len(cut.lead)
-    at = (*unravel(rows.matrix, cut.lead), rows.first)
-    shape = scale.shape
-    offsets = tuple(at[k] if k <= axis and n > 1 else 0 for k, n in enumerate(shape))
-    counts = tuple(
-        1 if k < axis else min(rows.end - rows.first, n) if k == axis else n
-        for k, n in enumerate(shape)
-    )
-    bits = read_box(checkpoint, scale, Box(offsets, counts))
-    return scale_numbers(scale, bits).reshape(rows.end - rows.first, -1)
+    scale, axis = scale_of(w), len(cut.lead)
+    counts = (*(1 for _ in cut.lead), rows.end - rows.first, rows.columns)
+    starts = (*unravel(rows.matrix, cut.lead), rows.first, 0)
+    shape = tuple(map(min, scale.shape, counts))
+    offsets = tuple(at if n > 1 else 0 for at, n in zip(starts, scale.shape, strict=False))
+    bits = read_box(checkpoint, scale, Box(offsets, shape))
+    return scale_numbers(scale, bits).reshape(counts[axis], -1)
 
 
 def _read(
@@ -175,30 +183,43 @@ def _read(
 ) -> Iterator[tuple[Floats, Floats, Floats]]:
     scales = read_scales(checkpoint, w, cut, rows)
     at = unravel(rows.matrix, cut.lead)
-    step = cut.rows_of_block
-    together = 1 if step > _MOST_ROWS else rows.end - rows.first
-    rest = w.main.shape[len(at) + 1 :]
+    step, high = cut.rows_of_block, cut.rows_read
+    width = min(cut.codes_of_block, cut.row_elements * cut.codes.per_element)
+    width = min(width, _SAMPLE) if rows.columns == 1 else width
+    first, *rest = w.main.shape[len(at) + 1 :]
+    elements = -(-rows.columns * width // cut.codes.per_element)
+    counts = min(first, -(-elements // prod(rest))), *rest
+    together = rows.end - rows.first if step == high else 1
     for k in range(0, rows.end - rows.first, together):
-        first = (rows.first + k) * step
-        end = min(first + (min(step, _MOST_ROWS) if together == 1 else together * step), cut.rows)
-        box = Box((*at, first, *(0 for _ in rest)), (*(1 for _ in at), end - first, *rest))
-        raw = read_box(checkpoint, w.main, box).reshape(end - first, -1)
-        high = len(raw) if together == 1 else step
-        numbers = cut.codes.numbers(raw)
-        yield scales[k : k + together], *_measured(numbers, together, high * cut.codes.per_row, cut)
+        start = (rows.first + k) * step
+        end = min(start + together * high, cut.rows)
+        box = Box((*at, start, *(0 for _ in counts)), (*(1 for _ in at), end - start, *counts))
+        raw = read_box(checkpoint, w.main, box).reshape(end - start, -1)
+        numbers = cut.codes.numbers(raw)[:, : rows.columns * width]
+        block = high * cut.codes.per_row, width
+        yield scales[k : k + together], *_measured(numbers, block, (together, rows.columns))
 
 
 def _measured(
-    numbers: NDArray[np.float32], rows: int, high: int, cut: BlockCut
+    numbers: NDArray[np.float32], block: tuple[int, int], grid: tuple[int, int]
 ) -> tuple[Floats, Floats]:
-    """Half of the range and the deviation in each of so many rows of blocks, each so many codes high."""
-    columns, width = cut.grid[1], cut.codes_of_block
-    padded = np.full((rows * high, columns * width), np.nan, np.float32)
-    padded[: len(numbers), : numbers.shape[1]] = numbers
-    blocks = padded.reshape(rows, high, columns, width)
-    reach = np.fmax.reduce(blocks, (1, 3)) - np.fmin.reduce(blocks, (1, 3))
+    """Half of the range and the deviation in each block of a grid, of which the last ones may not be full."""
+    (high, width), (rows, columns) = block, grid
+    if numbers.shape != (rows * high, columns * width):
+        padded = np.full((rows * high, columns * width), np.nan, np.float32)
+        padded[: len(numbers), : numbers.shape[1]] = numbers
+        numbers = padded
+    blocks = numbers.reshape(rows, high, columns, width)
+    whole = np.ascontiguousarray(blocks.swapaxes(1, 2)).reshape(rows, columns, -1)
+    if np.isnan(whole).any():  # codes that are no numbers, or none
+        return np.fmax.reduce(whole, 2) / 2 - np.fmin.reduce(whole, 2) / 2, _spread(whole)
+    return np.ptp(whole, 2) / 2, whole.std(2)
+
+
+def _spread(blocks: NDArray[np.float32]) -> Floats:
+    """The deviation of the numbers in each block."""
     there = np.isfinite(blocks)
-    blocks[~there] = 0
-    count = np.maximum(there.sum((1, 3)), 1)
-    mean, square = blocks.sum((1, 3)) / count, (blocks**2).sum((1, 3)) / count
-    return np.asarray(reach / 2, np.float64), np.sqrt(np.maximum(square - mean**2, 0.0))
+    held = np.where(there, blocks, 0)
+    count = np.maximum(there.sum(2), 1)
+    square = (held**2).sum(2) / count - (held.sum(2) / count) ** 2
+    return np.asarray(np.sqrt(np.maximum(square, 0)), np.float64)

@@ -127,9 +127,11 @@ class _Judged:
         rows, columns = cut.grid
         zeros, held = 0, list[BlockRows]()
         for m in range(prod(cut.lead)):
-            zero = read_scales(checkpoint, w, cut, BlockRows(m, 0, rows)) == 0
+            zero = read_scales(checkpoint, w, cut, BlockRows(m, 0, rows, columns)) == 0
             zeros += int(zero.sum())
-            held += [BlockRows(m, int(k), int(k) + 1) for k in np.flatnonzero(zero.any(axis=1))]
+            held += [
+                BlockRows(m, int(k), int(k) + 1, columns) for k in np.flatnonzero(zero.any(axis=1))
+            ]
         blocks = read_blocks(checkpoint, w, cut, held[:: -(-len(held) // _MOST_ROWS)])
         lost = (blocks.scales == 0) & (blocks.reach > 0)
         if lost.any():

@@ -1,0 +1,131 @@
+"""Scales that lie beside the codes of another weight.
+
+Tools take for scale what makes the largest number of a block the largest code.  So a block with a far
+outlier has a large scale and small codes: the ranks of scales go with those of one over the codes'
+deviations, and those of another weight's scales do not.  Whole rows and columns of a weight that are
+larger than others make scales larger, and codes no smaller: each is compared within its row and column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from math import prod, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from intarsia.checking.content.code_blocks import (
+    BlockCut,
+    Floats,
+    are_in_order,
+    cut_of,
+    read_blocks,
+    scale_of,
+)
+from intarsia.checking.fault import Fault, with_more
+from intarsia.checkpoint import Checkpoint
+from intarsia.errors import IntarsiaError, few
+from intarsia.frozen import frozen
+from intarsia.planning.manifest import Manifest
+from intarsia.quantised import QuantisedWeight
+
+Ranks = NDArray[np.float32]
+
+_BLOCKS = 256
+"""Blocks of a weight that are compared, about so many."""
+
+_FITS = 0.25
+"""From this correlation on a weight's scales may be its own: rows of unlike sizes blur it."""
+
+_BETTER, _BY_CHANCE = 0.5, 6.0
+"""How much better another weight's scales fit: of `n` blocks that have nothing in common, the correlation is one
+over the root of `n` times a normal number.  Of a few dozen blocks nothing fits so well."""
+
+_FEWEST = 4
+"""Blocks of a row or a column that are compared with each other; fewer say little of it."""
+
+_MOST = 4096
+"""Where more weights than these do not fit their scales, it is the scheme that makes them so."""
+
+
+def owner_faults(manifest: Manifest, known: Collection[str]) -> Iterator[Fault]:
+    """Scales that fit the codes of another weight, like ones as one; those in `known` are reported elsewhere."""
+    found: list[tuple[str, str]] = []
+    with Checkpoint(manifest) as checkpoint:
+        for alike in manifest.quantised.alike:
+            cut = cut_of(alike.first)
+            if cut is not None:
+                sound = (w for w in alike.weights if not any(p.name in known for p in w.parts))
+                found += _exchanged([*_unfitting(checkpoint, sound, cut)])
+    if found:
+        names = tuple(name for name, _ in found)
+        text = with_more(found[0][1], found)
+        yield Fault("scale-exchanged", names, few(manifest.files_of(names)), text)
+
+
+@frozen
+class _Unfitting:
+    """A weight whose scales do not go with its codes: the ranks of both, and their correlation."""
+
+    w: QuantisedWeight
+    scales: Ranks
+    codes: Ranks
+    own: float
+    independent: int
+
+
+def _unfitting(
+    checkpoint: Checkpoint, weights: Iterable[QuantisedWeight], cut: BlockCut
+) -> Iterator[_Unfitting]:
+    rows = cut.evenly(_BLOCKS)
+    for w in weights:
+        # What cannot be read is a fault of its own.
+        try:
+            if not are_in_order(checkpoint, w, cut):
+                continue
+            blocks = read_blocks(checkpoint, w, cut, rows)
+        except IntarsiaError as error:
+            error.raise_unless_fault()
+            continue
+        columns = rows[0].columns
+        scales, codes = _ranks(blocks.scales, columns), -_ranks(blocks.spread, columns)
+        if (own := float(scales @ codes)) < _FITS:
+            grid = len(codes) // columns, columns
+            independent = prod(n - 1 if n >= _FEWEST else n for n in grid)
+            yield _Unfitting(w, scales, codes, own, independent)
+
+
+def _ranks(sizes: Floats, columns: int) -> Ranks:
+    """The ranks of blocks by size, each against its row and column; the product of two is their correlation."""
+    table = np.log(np.maximum(np.abs(sizes), np.finfo(np.float32).tiny)).reshape(-1, columns)
+    for axis in (0, 1):
+        if table.shape[axis] >= _FEWEST:
+            table = table - np.median(table, axis, keepdims=True)
+    _, numbers, counts = np.unique(table, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[numbers.reshape(-1)]  # equal ones at one rank
+    ranks -= ranks.mean()
+    length = np.linalg.norm(ranks)
+    return np.asarray(ranks / length if length else ranks, np.float32)
+
+
+def _exchanged(unfitting: Sequence[_Unfitting]) -> Iterator[tuple[str, str]]:
+    """The scales of a weight whose codes fit another's scales, where its scales fit another's codes.
+
+    Scales that fit their own codes are nobody else's, so that only weights are asked whose scales do not.
+    """
+    if not 1 < len(unfitting) <= _MOST:
+        return
+    scales, codes = (np.stack([getattr(x, k) for x in unfitting]) for k in ("scales", "codes"))
+    better = max(_BETTER, _BY_CHANCE / sqrt(unfitting[0].independent))
+    own = np.array([x.own for x in unfitting])
+    for k, x in enumerate(unfitting):
+        fits, fitted = scales @ codes[k], codes @ scales[k]
+        best, owner = int(fits.argmax()), int(fitted.argmax())
+        if min(fits[best], fitted[owner]) < max(own[k], 0) + better:
+            continue
+        text = (
+            f"the codes of `{x.w.main.name}` go with the scales of `{scale_of(unfitting[best].w).name}`"
+            f" (correlation {fits[best]:.2f}) and not with their own (`{scale_of(x.w).name}`, {x.own:.2f}),"
+            f" which go with those of `{unfitting[owner].w.main.name}`"
+        )
+        yield scale_of(x.w).name, text
