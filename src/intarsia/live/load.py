@@ -16,19 +16,18 @@ from typing import Any
 
 from intarsia.collector import seldom
 from intarsia.errors import UsageError, add_hint, few
-from intarsia.family import table_for
 from intarsia.format.registry import find_checkpoint, folder_of, format_named
 from intarsia.live.background import finish_last
 from intarsia.live.entries import extra_in
-from intarsia.live.loading.demand import Demand, Doubts, RankOfMesh
-from intarsia.live.loading.fill import Filling, fill, prove
+from intarsia.live.loading.demand import Demand, Doubts, place_of
+from intarsia.live.loading.fill import fill, prove
 from intarsia.live.loading.kept import check_kept, kept_of
 from intarsia.live.loading.mapped import map_tensors
 from intarsia.live.loading.materialise import mark_filled
 from intarsia.live.loading.optimizer import OptimizerFilling
 from intarsia.live.loading.other_masters import note_on_other_masters
 from intarsia.live.loading.settled import Settled, cast_names, settle
-from intarsia.live.loading.shared_memory import with_one_source
+from intarsia.live.loading.shared_memory import tied_in, with_one_source
 from intarsia.live.loading.wanted import Wanted, modules_of
 from intarsia.live.megatron.model import install, is_megatron
 from intarsia.live.megatron_settings import unlike_settings, with_settings
@@ -41,12 +40,10 @@ from intarsia.live.model.names import (
 )
 from intarsia.live.report import Counts, Loaded
 from intarsia.live.values import Values
-from intarsia.mesh import Mesh
 from intarsia.opened.entries import read_entries
 from intarsia.opened.masters import check_rounded
-from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
-from intarsia.run.losses import changed_tensors, summary
+from intarsia.run.losses import Losses, changed_tensors, summary
 from intarsia.run.progress import Progress, counting
 from intarsia.run.ranks.crew import Crew, check_alike, ranks_of_model
 from intarsia.run.source import Source
@@ -104,8 +101,8 @@ def load(
         shared.value = checkpoint_facts(manifest) | options.facts | given
     check_alike(shared.values)
     with team.together() as shared:
-        by_model = partial(manifest_for, found.path, into, config, section) if named else None
-        wanted = Wanted.of(into, optimizer, manifest, _place(mesh, rank, team), device, by_model)
+        read = partial(manifest_for, found.path, config=config) if named else None
+        wanted = Wanted.of(into, optimizer, manifest, place_of(mesh, rank, team.rank), device, read)
         shared.value = wanted.doubts
     with team.together():
         report = Loaded(str(found.path), wanted.demand.manifest.format)
@@ -115,9 +112,9 @@ def load(
         with _changing():
             _put(into, ready, team)
         report.notes += summary(tuple(report.changed))
-        fresh = ready.brought.states.fresh if ready.brought is not None else {}
-        groups = wanted.own.settings.param_groups if wanted.own is not None else []
-        report.count(Counts.of(len(ready.settled.fillings), iter(fresh.values()), groups))
+        fresh = (state for each in ready.brought for state in each.states.fresh.values())
+        groups = [g for each in wanted.states for g in each.own.settings.param_groups]
+        report.count(Counts.of(len(ready.settled.fillings), fresh, groups))
     for module in modules_of(into):
         mark_filled(module)
     return report
@@ -149,13 +146,13 @@ class _Options:
 class _Ready:
     """A load that every rank agreed to: what is filled from where, before the first byte of it.
 
-    `brought` is what fills the optimizer; `copied` says that some rank's state dict holds copies, which the
+    `brought` is what fills the optimizers; `copied` says that some rank's state dict holds copies, which the
     model takes back.
     """
 
     demand: Demand
     settled: Settled
-    brought: OptimizerFilling | None
+    brought: list[OptimizerFilling]
     values: Values
     entries: Mapping[str, bytes]
     copied: bool
@@ -185,28 +182,31 @@ def _ready(
     if options.strict:
         check_kept(kept, manifest.path)
     settled = settle(demand, doubts, budget.window_bytes, strict=options.strict)
-    tied = _tied(into, manifest)
+    tied = tied_in(into, manifest)
     settled = with_one_source(settled, manifest, tied, budget, strict=options.strict)
     check_rounded(manifest, settled.precise, budget, hint=_STALE)
     report.unused, report.kept = settled.unused, kept
     report.cast = cast_names(settled.holdings, manifest, allowed=options.cast)
     _tell(report, into, wanted, settled)
     entries = read_entries(manifest, budget.memory_bytes // 2) if manifest.entries else {}
-    brought = None
-    if wanted.own is not None:
-        brought = OptimizerFilling.of(
-            wanted.own,
-            wanted.rows_with_state,
-            manifest,
-            entries,
+    brought = list[OptimizerFilling]()
+    for state in wanted.states:
+        apart = state.manifest is not manifest
+        one = OptimizerFilling.of(
+            state.own,
+            state.rows,
+            state.manifest,
+            read_entries(state.manifest, budget.memory_bytes // 2) if apart else entries,
             partial(demand.part_of, literal=settled.literal),
             strict=options.strict,
             hyperparameters=options.hyperparameters,
             optimizer_class=options.optimizer_class,
         )
-        report.never_stepped = list(brought.states.never_stepped)
-        report.kept |= brought.kept
-        report.cast += cast_names(brought.states.holdings, manifest, allowed=options.cast)
+        brought.append(one)
+        report.never_stepped += one.states.never_stepped
+        report.kept |= one.kept
+        held = one.states.holdings
+        report.cast += cast_names(held, state.manifest, allowed=options.cast)
     return _Ready(demand, settled, brought, values, entries, copied, report)
 
 
@@ -233,8 +233,8 @@ def _put(into: Any, ready: _Ready, team: Crew) -> None:
         install(into)
     if ready.copied:
         contents.give(manifest.path)
-    if ready.brought is not None:
-        report.notes += ready.brought.put(ready.entries, manifest.path)
+    for each in ready.brought:
+        report.notes += each.put()
     report.extra, notes = extra_in(ready.entries, team.rank, team.size)
     report.notes += notes
     ready.values.put(contents, manifest, ready.entries, report.extra)
@@ -258,43 +258,28 @@ def _changing() -> Iterator[None]:
         raise
 
 
-def _tied(into: Any, manifest: Manifest) -> dict[str, str]:
-    """The tensors that the model or the checkpoint takes from others by its configuration."""
-    tables = (table_for(config) for config in (manifest.config, config_of_model(model_in(into))))
-    return {name: to for table in tables if table for name, to in table.tied.items()}
-
-
-def _place(mesh: Any, rank: int | None, team: Crew) -> RankOfMesh | None:
-    if mesh is None:
-        if rank is not None:
-            raise UsageError("`rank` is a place in a mesh, and no `mesh` was given")
-        return None
-    where = Mesh.parse(mesh)
-    number = team.rank if rank is None else rank
-    if not 0 <= number < where.size:
-        raise UsageError(f"rank {number} is not in a mesh of {where.size} ranks ({where})")
-    return where, number
-
-
 def _fill(ready: _Ready, budget: Budget, progress: Progress | None, *, mapped: bool) -> None:
     """Read every element, or map the model's; report what was filled, and what casts changed."""
     demand, fillings, report = ready.demand, ready.settled.fillings, ready.report
-    manifest, state, counters = demand.manifest, list[Filling](), list[Filling]()
-    if ready.brought is not None:
-        state = prove(ready.brought.states.holdings, manifest)
-        counters = prove(ready.brought.counters.values(), manifest)
-    held = [each.holding for each in fillings + state]
-    to_read = ([] if mapped else fillings) + state + counters
-    with folder_of(manifest) as folder:
-        source = Source(manifest, format_named(manifest.format), folder)
-        if mapped:
-            report.mapped_bytes = map_tensors(
-                source, fillings, demand.tensors, demand.contents.loose.values()
-            )
-        total_bytes = sum(each.holding.nbytes for each in to_read)
-        with _changing():
-            losses = fill(source, to_read, budget, counting(progress, total_bytes))
-        report.read_bytes = folder.read_bytes
+    manifest = demand.manifest
+    to_read = {id(manifest): (manifest, [] if mapped else [*fillings])}
+    for each in ready.brought:
+        found = to_read.setdefault(id(each.manifest), (each.manifest, []))[1]
+        found += prove(each.holdings, each.manifest)
+    held = [each.holding for each in fillings]
+    held += [x for each in ready.brought for x in each.states.holdings]
+    total_bytes = sum(each.holding.nbytes for _, found in to_read.values() for each in found)
+    advance, losses = counting(progress, total_bytes), Losses()
+    for source_manifest, wanted in to_read.values():
+        with folder_of(source_manifest) as folder:
+            source = Source(source_manifest, format_named(source_manifest.format), folder)
+            if mapped and source_manifest is manifest:
+                report.mapped_bytes = map_tensors(
+                    source, fillings, demand.tensors, demand.contents.loose.values()
+                )
+            with _changing():
+                losses += fill(source, wanted, budget, advance)
+            report.read_bytes += folder.read_bytes
     report.held_bytes = sum(each.nbytes for each in held)
     report.filled = [each.name for each in held]
     targets = {each.name: each.target for each in held} if losses else {}

@@ -270,3 +270,16 @@ def _where(missing: Sequence[str], manifest: Manifest) -> str:
     unread = [x.name for x in items_left_out(manifest.inventory) if x.kind == "section"]
     more = f", or lies in a section that is not read here: {few(unread, 8)} (section=)"
     return "the checkpoint is another model's, or incomplete" + (more if unread else "")
+
+
+def place_of(mesh: Any, rank: int | None, own: int) -> RankOfMesh | None:
+    """The place in a mesh that a caller gives, which is by default that of its `own` number."""
+    if mesh is None:
+        if rank is not None:
+            raise UsageError("`rank` is a place in a mesh, and no `mesh` was given")
+        return None
+    where = Mesh.parse(mesh)
+    number = own if rank is None else rank
+    if not 0 <= number < where.size:
+        raise UsageError(f"rank {number} is not in a mesh of {where.size} ranks ({where})")
+    return where, number

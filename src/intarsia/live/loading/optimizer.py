@@ -58,6 +58,8 @@ class OptimizerFilling:
     """Memory for an optimizer's state, and the settings of its groups, where they are the checkpoint's."""
 
     optimizer: NamedOptimizer
+    manifest: Manifest
+    entries: Mapping[str, bytes]
     states: StateToFill
     counters: Mapping[str, Holding]
     agreed: Sequence[Mapping[str, Any] | None] | None
@@ -99,17 +101,22 @@ class OptimizerFilling:
             lost = check_settings(agreed, optimizer.settings, manifest.path, strict=strict)
         kept = {f"hyperparameters of group {k}": NO_SETTINGS for k in lost}
         kept |= {f"optimizer state of {name}": NO_STATE for name in states.lost}
-        return OptimizerFilling(optimizer, states, counters, agreed, kept)
+        return OptimizerFilling(optimizer, manifest, entries, states, counters, agreed, kept)
 
-    def put(self, entries: Mapping[str, bytes], where: str) -> list[str]:
+    @property
+    def holdings(self) -> list[Holding]:
+        """All memory that is to be filled."""
+        return [*self.states.holdings, *self.counters.values()]
+
+    def put(self) -> list[str]:
         """Give the optimizer what was read; remarks on its settings."""
         notes = ["the optimizer keeps its own hyperparameters, as asked"]
         set_counters(self.states.counters, self.counters)
-        put(self.optimizer.held, self.states.fresh, shared_in(entries))
+        put(self.optimizer.held, self.states.fresh, shared_in(self.entries))
         if self.agreed is not None:
             notes = put_groups(self.optimizer.settings, self.agreed)
         if self.optimizer.whole is not None:
-            self.optimizer.whole.give(where)
+            self.optimizer.whole.give(self.manifest.path)
             return notes
         for one in each_of(self.optimizer.held):
             if isinstance(one, torch.optim.Optimizer):

@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, few
+from intarsia.family import table_for
 from intarsia.layout import Layout, unravel
 from intarsia.live.loading.fill import Filling
 from intarsia.live.loading.settled import Settled
 from intarsia.live.model.holding import Holding
+from intarsia.live.model.names import config_of_model, model_in
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Manifest
 from intarsia.planning.proof import Proven
@@ -221,3 +223,9 @@ def _contradiction(
         f" {few(a.layout.tensors, 2)}, {y!r} in {few(b.layout.tensors, 2)}",
         hint=hint,
     )
+
+
+def tied_in(into: Any, manifest: Manifest) -> dict[str, str]:
+    """The tensors that the model or the checkpoint takes from others by its configuration."""
+    tables = (table_for(config) for config in (manifest.config, config_of_model(model_in(into))))
+    return {name: to for table in tables if table for name, to in table.tied.items()}

@@ -1,23 +1,22 @@
-"""What one rank wants of a checkpoint: its model with memory, its optimizer by names, and its doubts."""
+"""What one rank wants of a checkpoint: its model with memory, its optimizers by names, and its doubts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from intarsia.errors import SectionError
-from intarsia.family import Param
 from intarsia.live.loading.demand import Demand, Doubts, RankOfMesh
 from intarsia.live.loading.kept import check_adapters, check_handed
 from intarsia.live.loading.materialise import is_empty, materialise, names_on_meta
-from intarsia.live.loading.optimizer import rows_of_state
 from intarsia.live.loading.passing_buffers import computed_by
+from intarsia.live.loading.wanted_state import WantedState, states_by_section
 from intarsia.live.megatron.model import is_megatron, pipeline_models, refuse_optimizer
 from intarsia.live.model.adapters import adapter_tensors
 from intarsia.live.model.contents import ModelContents
 from intarsia.live.optimizer.named import NamedOptimizer
-from intarsia.live.optimizer.state import unused_state
 from intarsia.planning.inventory import items_left_out
 from intarsia.planning.manifest import Manifest
 from intarsia.state.names import TORCH_STATE, StateName
@@ -27,14 +26,12 @@ from intarsia.state.names import TORCH_STATE, StateName
 class Wanted:
     """What a load is asked for on this rank.
 
-    `rows_with_state` are those that the optimizer `own` may find state of; `computed` are stored tensors that
-    the model computes itself, and `on_meta` buffers that nothing gives memory.
+    `computed` are stored tensors that the model computes itself, and `on_meta` buffers that nothing gives memory.
     """
 
     demand: Demand
     doubts: Doubts
-    own: NamedOptimizer | None
-    rows_with_state: Mapping[str, Param]
+    states: tuple[WantedState, ...]
     computed: frozenset[str]
     on_meta: tuple[str, ...]
 
@@ -45,11 +42,11 @@ class Wanted:
         manifest: Manifest,
         place: RankOfMesh | None,
         device: Any,
-        by_model: Callable[[], Manifest] | None,
+        read: Callable[..., Manifest] | None,
     ) -> Wanted:
         """Give a model its memory and ask it what it holds.
 
-        `by_model` reads the checkpoint by the model's names, where it was opened by its own and has others.
+        `read` reads the checkpoint by the names of a model, where it was opened by its own and has others.
         """
         modules = modules_of(into)
         empty = [n for module in modules for n, x, _ in adapter_tensors(module) if is_empty(x)]
@@ -60,23 +57,27 @@ class Wanted:
             refuse_optimizer(optimizer)
         else:
             check_handed(contents, were_on_meta, manifest.path)
-            optimizer = contents.optimizer_with(optimizer)
-        own = None if optimizer is None else NamedOptimizer.of(into, optimizer, state=False)
-        if by_model and contents:
-            manifest = _as_asked(manifest, contents, own, by_model)
+        given = contents.optimizer_with(optimizer) if contents else None
+        own = None if given is None else NamedOptimizer.of(into, given, state=False)
+        apart = False
+        if read and contents:
+            manifest, apart = _as_asked(manifest, contents, own, partial(read, into))
         demand = Demand.of(into, manifest, place, contents)
         check_adapters(demand.adapters, empty, manifest.path)
         doubts = demand.doubts
-        rows: Mapping[str, Param] = {}
         computed = frozenset(n for module in modules for n in computed_by(module, doubts.unused))
-        unread, state = frozenset[str](), doubts.unused_state
+        unread, states = frozenset[str](), tuple[WantedState, ...]()
         if own is not None:
-            rows = rows_of_state(demand.rows, demand.manifest)
+            states = (WantedState.of(own, demand),)
+            if apart and read:
+                states = states_by_section(into, optimizer, demand, read) or states
             unread = frozenset(n for n in demand.manifest.logical if n.startswith(TORCH_STATE))
-            unused = unused_state(own, rows, demand.manifest)
-            state = demand.without_prediction_layers(unused)
-        doubts = replace(doubts, unused=doubts.unused - computed | unread, unused_state=state)
-        return Wanted(demand, doubts, own, rows, computed, on_meta)
+        doubts = replace(
+            doubts,
+            unused=doubts.unused - computed | unread,
+            unused_state=frozenset(n for state in states for n in state.unused(demand)),
+        )
+        return Wanted(demand, doubts, states, computed, on_meta)
 
 
 def _as_asked(
@@ -84,24 +85,26 @@ def _as_asked(
     contents: ModelContents,
     own: NamedOptimizer | None,
     by_model: Callable[[], Manifest],
-) -> Manifest:
-    """All of a checkpoint where it has the tensors of a dict and the state of its optimizers by name; else its model.
+) -> tuple[Manifest, bool]:
+    """All of a checkpoint where a dict asks for several sections of it, or has all that it asks for; else its model.
 
-    Where a dict asks for several sections, the whole tells what it lacks.
+    Also whether the state of its optimizers has other names there, as torch gives each those of its own model.
     """
     asked, stored = contents.tensors.keys(), whole.stored
     lacks = not asked <= stored.keys()
     lacks = lacks and not asked <= {*stored, *(s.on_disk for s in stored.values())}
     state = {state.parameter for n in stored if (state := StateName.of(n))} if own else set()
-    if not lacks and (own is None or not state.isdisjoint(asked)):
-        return whole
+    apart = own is not None and state.isdisjoint(asked)
+    if not lacks and not apart:
+        return whole, False
     try:
         model = by_model()
     except SectionError:
-        return whole
+        return whole, apart
     left = (x.name for x in items_left_out(model.inventory) if x.kind == "section")
     heads = tuple(f"{name}." for name in left)
-    return whole if lacks and any(name.startswith(heads) for name in asked) else model
+    several = any(name.startswith(heads) for name in asked)
+    return (whole, apart) if several else (model, False)
 
 
 def modules_of(into: Any) -> list[Any]:
