@@ -51,7 +51,7 @@ def pack(value: Any, where: str) -> bytes:
             tensors.append(_whole(tensor))
             return tensors[-1]
 
-        found = _with_tensors(value, whole)
+        found = with_each_tensor(value, whole)
         return _as_torch_saves(found) if tensors else write_object(found)
     except UsageError as error:
         raise UsageError(
@@ -71,14 +71,14 @@ def unpack(data: bytes, where: str) -> Any:
     return _live(read_object(data, where))
 
 
-def _with_tensors(value: Any, as_: Callable[[torch.Tensor], Any]) -> Any:
-    """A value of plain dicts and lists, each tensor of it `as_` that."""
+def with_each_tensor(value: Any, as_: Callable[[torch.Tensor], Any]) -> Any:
+    """A value of plain dicts and lists, each tensor of it as `as_` gives it."""
     if isinstance(value, torch.Tensor):
         return as_(value)
     if isinstance(value, Mapping):
-        return {key: _with_tensors(x, as_) for key, x in value.items()}
+        return {key: with_each_tensor(x, as_) for key, x in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_with_tensors(x, as_) for x in value)
+        return type(value)(with_each_tensor(x, as_) for x in value)
     return value
 
 
@@ -94,7 +94,7 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def _as_torch_saves(value: Any) -> bytes:
     """An archive with tensors, made by torch once everything else in it is known to be plain."""
-    write_object(_with_tensors(value, lambda _: None))
+    write_object(with_each_tensor(value, lambda _: None))
     file = BytesIO()
     torch.save(value, file)
     return file.getvalue()

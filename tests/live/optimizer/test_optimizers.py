@@ -323,7 +323,7 @@ def test_settings_that_change_as_an_optimizer_steps_come_back(by: str, tmp_path:
 
 def test_a_setting_that_no_checkpoint_holds_is_refused(tmp_path: Path) -> None:
     model = Tiny()
-    for value in (print, [torch.tensor(1.0)], {"a": {1, 2}}):
+    for value in (print, [torch.tensor(1.0), print], {"a": {1, 2}}):
         optimizer = odd(model)
         optimizer.param_groups[0]["own"] = value
         with pytest.raises(UsageError, match=r"param_groups\.0\.own"):

@@ -129,25 +129,27 @@ def _fields_of(names: Iterable[str]) -> dict[str, tuple[str, str]]:
     return {name: split(rest) for name, rest in rests.items()}
 
 
+class Numbered(dict[str, Any]):
+    """What torch took apart under numbers: a list, or a dictionary with numbers for keys."""
+
+
 def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with the dictionaries that torch took apart put together again.
+    """Settings with the dictionaries that torch took apart put together again, and lists under their numbers.
 
     >>> nested({"lr": 0.1, "mine.a": 1, "mine.b": 2})
     {'lr': 0.1, 'mine': {'a': 1, 'b': 2}}
     """
     found: dict[str, Any] = {}
     for name, value in fields.items():
-        *path, key = name.split(".")
-        if any(word.isdecimal() for word in (*path, key)):
-            raise UsageError(
-                f"a setting of a parameter group, `{name}`, was a list or a dictionary with numbers for"
-                " keys, and its name does not say which",
-                hint='load with hyperparameters="mine" to keep those that the optimizer has',
-            )
-        into = found
-        for word in path:
-            into = into.setdefault(word, {})
-        into[key] = value
+        word, _, rest = name.partition(".")
+        if rest:
+            found.setdefault(word, {})[rest] = value
+        else:
+            found[word] = value
+    apart = {name.partition(".")[0] for name in fields if "." in name}
+    for word in apart:
+        inner = nested(found[word])
+        found[word] = Numbered(inner) if any(map(str.isdecimal, inner)) else inner
     return found
 
 

@@ -20,13 +20,13 @@ from intarsia.live.optimizer.groups import (
     check_classes,
     check_settings,
     put_groups,
-    with_tensors,
 )
 from intarsia.live.optimizer.named import NamedOptimizer
 from intarsia.live.optimizer.own_state_dict import check_after_loading
 from intarsia.live.optimizer.several import each_of
 from intarsia.live.optimizer.state import StateToFill, put, state_to_fill
 from intarsia.live.optimizer.state_memory import PartOf
+from intarsia.live.optimizer.tensor_settings import with_tensors
 from intarsia.live.optimizer.values import shared_in
 from intarsia.opened.entries import groups_of
 from intarsia.planning.manifest import Manifest
@@ -84,7 +84,7 @@ class OptimizerFilling:
         if optimizer_class == "same" or stored:
             check_classes(saved, optimizer, rows, groups, manifest.path)
         if stored:
-            groups = with_tensors(groups, manifest)
+            groups = with_tensors(groups, manifest, entries)
             agreed = agreed_groups(optimizer, rows, groups)
         owned = optimizer.settings.param_groups
         settings = [

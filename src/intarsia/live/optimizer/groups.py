@@ -1,20 +1,18 @@
 """The settings of an optimizer's parameter groups: every key of each, by the names of its parameters.
 
-A setting that is a tensor (a learning rate, say) is a tensor of the checkpoint, as torch stores it.
+A setting that is a tensor (a learning rate, say) is a tensor of the checkpoint, as torch stores it; one that has
+tensors in it (betas, say) is an object.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, UsageError
-from intarsia.family import Param, table_for
-from intarsia.format.naming.spelling import logical_members
+from intarsia.family import Param
 from intarsia.format.naming.wrappers import bare
 from intarsia.format.optimizer_state.parameter_groups import (
     MEMBERS,
@@ -24,27 +22,16 @@ from intarsia.format.optimizer_state.parameter_groups import (
     merged_groups,
     nested,
 )
-from intarsia.format.torch_file.plain import plain
+from intarsia.live.model.module_state import of_numbers
 from intarsia.live.optimizer.classes import check_class, fixed_settings
 from intarsia.live.optimizer.named import NamedOptimizer
 from intarsia.live.optimizer.several import each_of, held_by
 from intarsia.live.optimizer.state import tensors_of
-from intarsia.planning.inventory import model_section
-from intarsia.planning.manifest import Manifest
+from intarsia.live.optimizer.tensor_settings import alike, in_order, is_storable
 from intarsia.state.names import TORCH_GROUPS
 
 _NAMES = "param_names"
 _NO_SETTINGS = (MEMBERS, _NAMES)
-
-
-@dataclass(frozen=True)
-class TensorSetting:
-    """A setting that is a tensor, written with all of its digits."""
-
-    tensor: Any
-
-    def __repr__(self) -> str:
-        return f"tensor({self.tensor.tolist()!r}, {self.tensor.dtype})"
 
 
 def settings_by_name(optimizer: NamedOptimizer) -> Iterator[tuple[str, Any]]:
@@ -76,39 +63,13 @@ def _check_storable(key: Any, value: Any, name: str) -> None:
             hint="use letters, digits and underscores",
         )
     if isinstance(value, torch.Tensor):
+        of_numbers(value, name)
         return
-    if repr(plain(value)) != repr(value):
+    if not is_storable(value):
         raise UsageError(
             f"`{name}` is {value!r} of type {type(value).__name__}, which a checkpoint does not hold",
-            hint="make it of numbers, text, lists, tuples and dicts, or one tensor",
+            hint="make it of numbers, text, tensors, and lists, tuples and dicts of these",
         )
-
-
-def with_tensors(groups: ParameterGroups | None, manifest: Manifest) -> ParameterGroups | None:
-    """The groups with those settings that are tensors of the checkpoint."""
-    names = [name for name in manifest.logical if name.startswith(TORCH_GROUPS)]
-    if not names:
-        return groups
-    each, flat = list(groups.each) if groups else [], bool(groups and groups.flat)
-    if flat:  # those that are alike but for such tensors were taken as one
-        each = [
-            ParameterGroup((member,), group.fields) for group in each for member in group.members
-        ]
-    places = {group.members[0] if flat else str(k): k for k, group in enumerate(each)}
-    table, section = table_for(manifest.config), model_section(manifest.inventory)
-    with Checkpoint(manifest) as checkpoint:
-        for name in names:
-            of, _, key = name.removeprefix(TORCH_GROUPS).rpartition(".")
-            members = logical_members(of, table, manifest.logical, section) if flat else (of,)
-            if not places.keys() >= {*members}:
-                raise CoverageError(
-                    f"`{name}` of {manifest.path} is a setting of an unknown group",
-                    hint='load with hyperparameters="mine" to keep those that the optimizer has',
-                )
-            value = TensorSetting(checkpoint[name][...].clone())
-            for k in map(places.__getitem__, members):
-                each[k] = replace(each[k], fields={**each[k].fields, key: value})
-    return ParameterGroups(tuple(each), flat)
 
 
 def agreed_groups(
@@ -144,7 +105,7 @@ def agreed_groups(
         if not mine["params"] and len(stored_groups) == count:
             # No parameter says which group it is; the place among as many groups does.
             fields = stored_groups[number].fields
-        found.append(fields)
+        found.append(fields and {k: in_order(x, mine.get(k), k) for k, x in fields.items()})
     _check_fixed(found, optimizer.settings)
     return found
 
@@ -223,7 +184,7 @@ def put_groups(optimizer: Any, agreed: Sequence[Mapping[str, Any] | None]) -> li
         if kept:
             notes.append(f"group {number} of the optimizer keeps its own {', '.join(kept)}")
         for key, value in found.items():
-            mine[key] = _alike(mine.get(key), value)
+            mine[key] = alike(mine.get(key), value)
     return notes
 
 
@@ -240,13 +201,3 @@ def check_settings(
             hint='load with hyperparameters="mine" to keep those that the optimizer has',
         )
     return lost
-
-
-def _alike(mine: Any, value: Any) -> Any:
-    """A stored value in the type that the optimizer has (tuples come back as lists, say)."""
-    if isinstance(value, TensorSetting):
-        device = mine.device if isinstance(mine, torch.Tensor) else "cpu"
-        return value.tensor.to(device, copy=True)
-    if isinstance(mine, torch.Tensor) and type(value) in (int, float):
-        return torch.full_like(mine, value)
-    return type(mine)(value) if type(mine) in (tuple, list) and value is not None else value
