@@ -189,6 +189,38 @@ def test_a_view_whose_elements_share_memory_is_refused(view: torch.Tensor, tmp_p
     assert not view.any()
 
 
+class Expanded(nn.Module):
+    """A module with a buffer whose elements are one, and another under two names."""
+
+    def __init__(self, number: float, base: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.register_buffer("one", torch.tensor([number]).expand(2, 3))
+        self.register_buffer("again", self.one if base is None else base.expand(3))
+        if base is not None:
+            self.register_buffer("base", base)
+
+
+def test_a_buffer_that_was_expanded_is_filled(tmp_path: Path) -> None:
+    intarsia.save(tmp_path / "same", Expanded(7.0))
+    model = Expanded(1.0)
+    intarsia.load(tmp_path / "same", into=model)
+    assert model.one.tolist() == [[7.0] * 3] * 2
+    assert model.again is model.one
+    intarsia.save(tmp_path / "other", {"one": torch.arange(6.0).reshape(2, 3)})
+    model = Expanded(1.0)
+    del model.again
+    intarsia.load(tmp_path / "other", into=model)
+    assert torch.equal(model.one, torch.arange(6.0).reshape(2, 3))
+
+
+def test_a_buffer_that_is_expanded_from_another_of_the_model_is_refused(tmp_path: Path) -> None:
+    intarsia.save(tmp_path / "a", Expanded(7.0, torch.tensor([2.0])))
+    model = Expanded(1.0, base := torch.tensor([3.0]))
+    with pytest.raises(CoverageError, match="`again` is a view in which several elements"):
+        intarsia.load(tmp_path / "a", into=model)
+    assert base.tolist() == [3.0]
+
+
 def test_views_whose_elements_lie_between_each_other_are_filled(tmp_path: Path) -> None:
     wanted = torch.arange(6.0).reshape(2, 3)
     intarsia.save(tmp_path / "a", {"x": wanted})

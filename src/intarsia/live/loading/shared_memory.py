@@ -6,11 +6,13 @@ would win, so the load is refused before the first byte is read.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from intarsia.checkpoint import Checkpoint
@@ -20,7 +22,9 @@ from intarsia.layout import Layout, unravel
 from intarsia.live.loading.fill import Filling
 from intarsia.live.loading.settled import Settled
 from intarsia.live.model.holding import Holding
+from intarsia.live.model.module_state import places_of
 from intarsia.live.model.names import config_of_model, model_in
+from intarsia.live.model.own_tensors import every_tensor
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Manifest
 from intarsia.planning.proof import Proven
@@ -70,21 +74,45 @@ def with_one_source(
 def _check_apart(holding: Holding) -> None:
     """Raise where several elements of one tensor are the same memory, as in an expanded one."""
     x = holding.tensor
+    if _shares_within(x):
+        raise CoverageError(
+            f"`{holding.name}` is a view in which several elements share memory: shape"
+            f" {list(x.shape)}, strides {list(x.stride())}",
+            hint="give it memory of its own: x.clone()",
+        )
+
+
+def _shares_within(x: Any) -> bool:
+    """Whether several elements of a tensor are the same memory."""
     if x.is_contiguous() or not x.numel():
-        return
+        return False
     span = 0
     for stride, n in sorted(zip(x.stride(), x.shape, strict=True)):
         if n > 1 and stride <= span:
             break
         span += (n - 1) * stride
     else:
+        return False
+    return bool(len(np.unique(_ids(x))) < x.numel())
+
+
+def set_expanded_buffers_apart(model: Any) -> None:
+    """Give a buffer that was expanded memory of its own, which can be filled, unless another tensor is in its memory."""
+    buffers = [
+        (module._buffers, key, x)
+        for module in model.modules()
+        for key, x in module._buffers.items()
+        if type(x) is torch.Tensor and key not in module._non_persistent_buffers_set
+    ]
+    expanded = {id(x): x for _, _, x in buffers if not x.is_meta and _shares_within(x)}
+    if not expanded:
         return
-    if len(np.unique(_ids(x))) < x.numel():
-        raise CoverageError(
-            f"`{holding.name}` is a view in which several elements share memory: shape"
-            f" {list(x.shape)}, strides {list(x.stride())}",
-            hint="give it memory of its own: x.clone()",
-        )
+    others = {p for x in every_tensor(model) if id(x) not in expanded for p in places_of(x)}
+    own = {n: x.clone(memory_format=torch.contiguous_format) for n, x in expanded.items()}
+    counts = Counter(p for x in expanded.values() for p in places_of(x))
+    for held, key, x in buffers:
+        if id(x) in own and all(p not in others and counts[p] == 1 for p in places_of(x)):
+            held[key] = own[id(x)]
 
 
 def overlaps(holdings: Iterable[Holding]) -> Iterator[Overlap]:

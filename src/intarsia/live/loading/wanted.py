@@ -12,6 +12,7 @@ from intarsia.live.loading.demand import Demand, Doubts, RankOfMesh
 from intarsia.live.loading.kept import check_adapters, check_handed
 from intarsia.live.loading.materialise import is_empty, materialise, names_on_meta
 from intarsia.live.loading.passing_buffers import computed_by
+from intarsia.live.loading.shared_memory import set_expanded_buffers_apart
 from intarsia.live.loading.wanted_state import WantedState, states_by_section
 from intarsia.live.megatron.model import is_megatron, pipeline_models, refuse_optimizer
 from intarsia.live.model.adapters import adapter_tensors
@@ -52,6 +53,8 @@ class Wanted:
         empty = [n for module in modules for n, x, _ in adapter_tensors(module) if is_empty(x)]
         were_on_meta = {id(module): names_on_meta(module) for module in modules}
         on_meta = tuple(name for module in modules for name in materialise(module, device))
+        for module in modules:
+            set_expanded_buffers_apart(module)
         contents = None if is_megatron(into) else ModelContents.of(into)
         if contents is None:
             refuse_optimizer(optimizer)

@@ -118,8 +118,8 @@ class ModuleState:
         held = [*_held(self.module)]
         same = {id(x) for x in held}
         others = {n: x for n, x in self.tensors.items() if id(x) not in same}
-        own = {place for x in held for place in _places(x)} if others else set()
-        return [n for n, x in others.items() if not own.issuperset(_places(x))]
+        own = {place for x in held for place in places_of(x)} if others else set()
+        return [n for n, x in others.items() if not own.issuperset(places_of(x))]
 
     @property
     def left_out(self) -> list[str]:
@@ -130,13 +130,13 @@ class ModuleState:
         unnamed = {n: x for n, x in named.items() if n not in self.tensors}
         if not unnamed:
             return []
-        handed = {place for x in self.tensors.values() for place in _places(x)}
+        handed = {place for x in self.tensors.values() for place in places_of(x)}
         # A module that hands out copies may give them other names.
         within = {name.rpartition(".")[0] for name in self.copies}
         return sorted(
             n
             for n, x in unnamed.items()
-            if n.rpartition(".")[0] not in within and not handed.issuperset(_places(x))
+            if n.rpartition(".")[0] not in within and not handed.issuperset(places_of(x))
         )
 
     def apart(self) -> ModuleState:
@@ -238,7 +238,7 @@ def _held(module: Any) -> Iterator[Any]:
     yield from module.parameters()
 
 
-def _places(x: Any) -> set[tuple[str, int]]:
+def places_of(x: Any) -> set[tuple[str, int]]:
     """Where a tensor's memory is; nowhere, if it has no elements here."""
     held = memory_of(x)
     if not held.numel() or held.device.type == "meta":
