@@ -33,10 +33,12 @@ _ROUTED = {
 _LATENT = _ROUTED | {
     "routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4, "rope_interleave": True,
 }  # fmt: skip
+_WINDOW_BY_CHOICE = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 _YARN = {"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0}
 
 _BY_TYPE: dict[str, dict[str, Any]] = {
-    **{each: {} for each in ("granite", "llama", "qwen2", "qwen3", "seed_oss")},
+    **{each: {} for each in ("granite", "llama", "seed_oss")},
+    **dict.fromkeys(("qwen2", "qwen3"), _WINDOW_BY_CHOICE),
     "cwm": _FIFTH | {"sliding_window": 8192} | _rope(
         1000000.0, rope_type="llama3", factor=16.0, high_freq_factor=4.0, low_freq_factor=1.0,
         original_max_position_embeddings=8192,
@@ -71,17 +73,19 @@ _BY_TYPE: dict[str, dict[str, Any]] = {
     "mixtral": _FIFTH | _rope(1000000.0) | {"num_experts_per_tok": 2},
     "olmoe": _FIFTH | {"norm_topk_prob": False, "num_experts_per_tok": 8},
     "phi3": _FIFTH | _rope(10000.0, partial_rotary_factor=1.0),
-    "qwen2_5_vl": _FIFTH | _rope(1000000.0),
-    "qwen2_moe": {"norm_topk_prob": False, "num_experts_per_tok": 4},
-    "qwen2_vl": _FIFTH | _rope(1000000.0),
+    "qwen2_5_vl": _FIFTH | _WINDOW_BY_CHOICE | {"max_window_layers": 80} | _rope(1000000.0),
+    "qwen2_moe": _WINDOW_BY_CHOICE | {"norm_topk_prob": False, "num_experts_per_tok": 4},
+    "qwen2_vl": _FIFTH | _WINDOW_BY_CHOICE | {"max_window_layers": 80} | _rope(1000000.0),
     "qwen3_5": _QUARTER,
     "qwen3_5_moe": _QUARTER | {"num_experts_per_tok": 8},
     "qwen3_5_moe_text": _QUARTER | {"num_experts_per_tok": 8},
     "qwen3_5_text": _QUARTER,
-    "qwen3_moe": {"norm_topk_prob": False, "num_experts_per_tok": 8},
+    "qwen3_moe": {
+        "norm_topk_prob": False, "num_experts_per_tok": 8, "use_sliding_window": False, "sliding_window": 4096,
+    },
     "qwen3_next": _QUARTER | {"norm_topk_prob": True, "num_experts_per_tok": 10},
     "qwen3_vl": _rope(500000.0),
-    "smollm3": _rope(2000000.0),
+    "smollm3": _rope(2000000.0) | {"use_sliding_window": False},
 }  # fmt: skip
 
 

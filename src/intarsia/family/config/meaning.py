@@ -12,6 +12,7 @@ from typing import Any
 
 from intarsia.family.config.defaults import defaults_of
 from intarsia.family.config.fields import Config, text_config
+from intarsia.family.config.heeded import PASSED_OVER, heeded_fields, text_type
 from intarsia.family.config.layout_defaults import layout_defaults_of
 from intarsia.family.config.special_floats import with_special_floats
 from intarsia.frozen import frozen
@@ -70,7 +71,7 @@ def meaning_of(config: Config) -> dict[str, Any]:
     `rope_parameters` is the rotation as Transformers 5 spells it.
     """
     text = text_config(config)
-    said = {_ALIASES.get(k, k): v for k, v in text.items() if k not in _ROPE and v is not None}
+    said = {spelling(k): v for k, v in text.items() if k not in _ROPE and v is not None}
     implied = defaults_of(config.get("model_type")) or defaults_of(text.get("model_type"))
     rope = rope_of(text)
     usual = implied.get("rope_parameters", {})
@@ -100,12 +101,32 @@ def meaning_of(config: Config) -> dict[str, Any]:
     return found
 
 
+def spelling(field: str) -> str:
+    """The name that a field has here, whichever family's it is."""
+    return _ALIASES.get(field, field)
+
+
+def heeded_meaning_of(config: Config) -> dict[str, Any]:
+    """What Transformers makes of a configuration: its own fields where it heeds them, else its defaults."""
+    text, kind = text_config(config), text_type(config)
+    if known := heeded_fields(kind):
+        kept = {*known, *_ROPE, "model_type"}
+        other = PASSED_OVER.get(kind, "hidden_activation")
+        heeded = {k: v for k, v in text.items() if spelling(k) in kept and k != other}
+        if kind == "gemma" and heeded.get("hidden_act") == "gelu":
+            heeded["hidden_act"] = (
+                "gelu_pytorch_tanh"  # what Transformers takes the old files to mean
+            )
+        config = heeded if text is config else {**config, "text_config": heeded}
+    return implied_sizes(config) | meaning_of(config)
+
+
 def implied_sizes(config: Config) -> dict[str, int]:
     """The sizes that a configuration leaves out and its model type has, one spelling each."""
     text = text_config(config)
-    said = {_ALIASES.get(name, name) for name in text}
+    said = {spelling(name) for name in text}
     usual = layout_defaults_of(text.get("model_type"), config.get("model_type"))
-    spelled = {_ALIASES.get(name, name): size for name, size in usual.items()}
+    spelled = {spelling(name): size for name, size in usual.items()}
     return {name: size for name, size in spelled.items() if name not in said}
 
 

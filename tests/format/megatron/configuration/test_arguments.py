@@ -278,6 +278,77 @@ def test_groups_that_megatron_ranks_by_other_scores_are_listed() -> None:
     assert (found.field, found.first) == ("moe_router_num_groups", 4)
 
 
+def test_a_field_that_the_model_passes_over_is_neither_written_nor_listed() -> None:
+    """Transformers reads of a configuration what the files of its family do."""
+    stray = {
+        "sliding_window": 5, "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "hidden_activation": "gelu", "logits_scaling": 3.0, "query_pre_attn_scalar": 3.0, "num_experts": 0,
+        "rope_parameters": {"rope_type": "default", "mrope_section": [1, 2, 2], "llama_4_scaling_beta": 0.1},
+    }  # fmt: skip
+    llama, plain = arguments_of_config(CASES["llama"] | stray), arguments_of_config(CASES["llama"])
+    assert (llama.args, llama.unsaid) == (plain.args, plain.unsaid)
+    mixtral = arguments_of_config(CASES["mixtral"] | {"norm_topk_prob": False})
+    assert mixtral.args["moe_router_pre_softmax"] is False
+
+
+@pytest.mark.parametrize(
+    ("case", "given", "meant"),
+    [
+        ("gemma", {"hidden_act": "gelu", "hidden_activation": "relu"}, "gelu_pytorch_tanh"),
+        ("gemma2", {"hidden_act": "relu"}, "gelu_pytorch_tanh"),
+        ("gemma3_text", {"hidden_activation": "relu", "hidden_act": "gelu"}, "relu"),
+    ],
+)
+def test_the_activation_of_gemma_is_what_transformers_takes(
+    case: str, given: dict[str, str], meant: str
+) -> None:
+    assert arguments_of_config(CASES[case] | given).unsaid["hidden_act"] == meant
+
+
+def test_attention_that_looks_ahead_is_listed() -> None:
+    for case in ("llama", "qwen3_moe", "gpt_oss", "deepseek_v3"):
+        assert arguments_of_config(CASES[case] | {"is_causal": False}).unsaid["is_causal"] is False
+        assert "is_causal" not in arguments_of_config(CASES[case] | {"is_causal": True}).unsaid
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "gpt_oss"])
+def test_a_single_expert_whose_score_is_made_one_is_listed(family: str) -> None:
+    """Megatron has no softmax over one score; `--moe-router-pre-softmax` is another."""
+    config = CASES[family] | {"norm_topk_prob": True}
+    assert not arguments_of_config(config).unsaid
+    one = arguments_of_config(config | {"num_experts_per_tok": 1})
+    assert (one.unsaid, one.args["moe_router_pre_softmax"]) == ({"norm_topk_prob": True}, False)
+    own = CASES["qwen3_moe"] | {"num_experts_per_tok": 1, "norm_topk_prob": False}
+    assert not arguments_of_config(own).unsaid
+
+
+@pytest.mark.parametrize("case", ["deepseek_v2", "deepseek_v3", "glm4_moe_lite"])
+def test_the_epsilon_of_the_norms_of_latents_is_listed_unless_it_is_that_of_the_others(
+    case: str,
+) -> None:
+    for epsilon, same in ((1e-6, True), (1e-5, False)):
+        unsaid = arguments_of_config(CASES[case] | {"rms_norm_eps": epsilon}).unsaid
+        assert ("the epsilon of the norms of latents" not in unsaid) == same
+
+
+@pytest.mark.parametrize(
+    ("case", "rope_type", "said"),
+    [
+        ("glm4_moe", "default", True),
+        ("glm4_moe", "yarn", False),
+        ("qwen3_next", "yarn", False),
+        ("glm4_moe_lite", "default", False),
+    ],
+)
+def test_a_part_of_a_head_that_megatron_would_rotate_whole_is_listed(
+    case: str, rope_type: str, said: bool
+) -> None:
+    rope = {"rope_type": rope_type, "factor": 4.0, "original_max_position_embeddings": 16}
+    config = CASES[case] | {"rope_parameters": rope | {"partial_rotary_factor": 0.5}}
+    assert ("rope_parameters" not in arguments_of_config(config).unsaid) == said
+    assert not disagreements(arguments_for(config, Mesh(), PLAIN, False), config)
+
+
 def test_what_a_configuration_says_is_written() -> None:
     said = arguments_of_config(
         CASES["glm4_moe"] | {"rope_parameters": {"partial_rotary_factor": 0.5}}

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from math import isclose
 from typing import Any
 
-from intarsia.errors import FamilyError
-from intarsia.family import MAX_LAYERS
-from intarsia.family.config.meaning import implied_sizes, meaning_of
+from intarsia.family.config.meaning import heeded_meaning_of
 from intarsia.format.megatron.configuration.argument_facts import normed_by_megatron
 from intarsia.format.megatron.configuration.argument_table import (
     ACTIVATION,
@@ -23,12 +21,22 @@ from intarsia.format.megatron.configuration.argument_table import (
     UNPARSED_YARN,
     YARN,
 )
+from intarsia.format.megatron.configuration.layer_kinds import (
+    LATENT,
+    linear_layers,
+    rotated_layers,
+    sparse_layers,
+    windowed_layers,
+)
 
-_LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2")
 _SIGMOID = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "kimi_k2")
 _LINEAR = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 _PARTLY_ROTATED = ("glm4_moe", "glm4_moe_lite", "phi3", *_LINEAR)
 """Families whose modules rotate a part of each head; others take no notice of the field."""
+
+_OF_THREE_POSITIONS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_text", "qwen3_5_moe",
+                       "qwen3_5_moe_text")  # fmt: skip
+"""Families that heed `mrope_section`."""
 
 _INNER_IS_EXPERT = ("mixtral", "gpt_oss", "olmoe")
 _SCALED_EMBEDDING = ("gemma", "gemma2", "gemma3", "gemma3_text")
@@ -38,6 +46,9 @@ _WIDTHS = {"gemma": 256, "gemma2": 256, "gemma3": 256, "gemma3_text": 256, "gpt_
 _GROUP_SCORES = 2
 """Transformers ranks a group of experts by so many of its scores, Megatron by topk // group_topk."""
 
+_EPSILON_OF_LATENTS = 1e-6
+"""What Transformers computes the norms inside latent attention with; Megatron has one epsilon for all norms."""
+
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """What Megatron's `--use-rope-scaling` has built in, beside the factor."""
 
@@ -45,7 +56,7 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positio
 _UNSAYABLE = {
     "attn_logit_softcapping": None, "clip_qkv": None,
     "embedding_multiplier": 1.0, "final_logit_softcapping": None, "logits_scaling": 1.0,
-    "residual_multiplier": 1.0, "swiglu_alpha": 1.702, "use_bidirectional_attention": False, "attention_chunk_size": None,
+    "residual_multiplier": 1.0, "swiglu_alpha": 1.702, "use_bidirectional_attention": False, "is_causal": True,
 }  # fmt: skip
 """Fields that no argument of Megatron-LM says, and the value at which they change nothing."""
 
@@ -60,7 +71,7 @@ class Said:
 
 def arguments_of_config(config: Mapping[str, Any]) -> Said:
     """What a configuration says, in the words of Megatron-LM's arguments."""
-    said, text = Said(), implied_sizes(config) | meaning_of(config)
+    said, text = Said(), heeded_meaning_of(config)
     family = str(config.get("model_type"))
     _sizes(said, text, family)
     _rotation(said, text, family)
@@ -73,6 +84,8 @@ def arguments_of_config(config: Mapping[str, Any]) -> Said:
             said.unsaid[name] = text[name]
     if family in _SCALED_EMBEDDING:
         said.unsaid["the embedding's scale"] = "sqrt(hidden_size)"
+    if family in LATENT and text.get("rms_norm_eps") != _EPSILON_OF_LATENTS:
+        said.unsaid["the epsilon of the norms of latents"] = _EPSILON_OF_LATENTS
     scalar, width = text.get("query_pre_attn_scalar"), said.args.get("kv_channels")
     if scalar is not None and scalar != width:
         said.unsaid["query_pre_attn_scalar"] = scalar
@@ -85,7 +98,7 @@ def arguments_of_config(config: Mapping[str, Any]) -> Said:
 
 def _sizes(said: Said, text: Mapping[str, Any], family: str) -> None:
     args = said.args
-    latent = family in _LATENT
+    latent = family in LATENT
     for name in ("num_layers", "hidden_size", "num_attention_heads", "norm_epsilon"):
         _take(args, name, text, *ROWS[name].fields)
     _take(args, "layernorm_epsilon", text, "rms_norm_eps")
@@ -110,7 +123,7 @@ def _sizes(said: Said, text: Mapping[str, Any], family: str) -> None:
             if name.startswith("linear_"):
                 _take(args, name, text, name)
         args.setdefault("linear_conv_kernel_dim", 4)
-        args["linear_attention_freq"] = _linear_layers(text)
+        args["linear_attention_freq"] = linear_layers(text)
         args["attention_output_gate"] = True
 
 
@@ -118,24 +131,6 @@ def _take(args: dict[str, Any], name: str, text: Mapping[str, Any], *fields: str
     value = next((text[f] for f in fields if text.get(f) is not None), None)
     if value is not None:
         args[name] = value
-
-
-def _layers(text: Mapping[str, Any]) -> range:
-    count = text.get("num_hidden_layers")
-    if type(count) is int and count > MAX_LAYERS:
-        raise FamilyError(
-            f"the configuration gives {count:,} layers, no model has more than {MAX_LAYERS:,}"
-        )
-    return range(count if type(count) is int else 0)
-
-
-def _linear_layers(text: Mapping[str, Any]) -> list[int]:
-    """Megatron's list: one for a layer with linear attention."""
-    kinds = text.get("layer_types")
-    if kinds:
-        return [int(kind == "linear_attention") for kind in kinds]
-    every = text.get("full_attention_interval") or 4
-    return [int((i + 1) % every != 0) for i in _layers(text)]
 
 
 def _rotation(said: Said, text: Mapping[str, Any], family: str) -> None:
@@ -147,28 +142,21 @@ def _rotation(said: Said, text: Mapping[str, Any], family: str) -> None:
         rope = rope["full_attention"]
     _take(args, "rotary_base", rope, "rope_theta")
     partly = rope if family in _PARTLY_ROTATED else {}
-    args["rotary_percent"] = partly.get("partial_rotary_factor", 1.0)
+    args["rotary_percent"] = percent = partly.get("partial_rotary_factor", 1.0)
     args["rotary_interleaved"] = family == "ernie4_5"
-    if family in _LATENT and text.get("rope_interleave", True) is False:
+    if family in LATENT and text.get("rope_interleave", True) is False:
         said.unsaid["rope_interleave"] = False
-    (_latent_scaling if family in _LATENT else _scaling)(said, rope)
-    if rope.get("llama_4_scaling_beta"):
+    (_latent_scaling if family in LATENT else _scaling)(said, rope)
+    if percent != 1.0 and (family in LATENT or args["position_embedding_type"] == "yarn"):
+        said.unsaid[ROPE] = _rope_but_base(rope)  # Megatron rotates the whole head there
+    if rope.get("llama_4_scaling_beta") and text["model_type"] == "ministral3":
         said.unsaid["llama_4_scaling_beta"] = rope["llama_4_scaling_beta"]
-    if rope.get("mrope_section"):
+    if rope.get("mrope_section") and family in _OF_THREE_POSITIONS:
         args |= {"position_embedding_type": "mrope", "mrope_section": list(rope["mrope_section"])}
         if rope.get("mrope_interleaved"):
             said.unsaid["mrope_interleaved"] = True
-    kept = _rotated(text, family)
+    kept = rotated_layers(text, family)
     args["no_rope_freq"] = None if all(kept) else [int(not rotated) for rotated in kept]
-
-
-def _rotated(text: Mapping[str, Any], family: str) -> list[bool]:
-    """Which layers rotate their heads at all."""
-    if family != "smollm3":
-        return [True]
-    listed = text.get("no_rope_layers")
-    every = text.get("no_rope_layer_interval") or 4
-    return [bool(x) for x in listed] if listed else [(i + 1) % every != 0 for i in _layers(text)]
 
 
 def _scaling(said: Said, rope: Mapping[str, Any]) -> None:
@@ -228,27 +216,6 @@ def _attention(said: Said, text: Mapping[str, Any], family: str) -> None:
         args["window_attn_skip_freq"] = None if all(layers) else [int(x) for x in layers]
 
 
-def windowed_layers(text: Mapping[str, Any], family: str) -> list[bool]:
-    """Which layers attend to a window only, as Transformers makes them where no list says so."""
-    kinds = text.get("layer_types")
-    layers = _layers(text)
-    if kinds:
-        return [kind == "sliding_attention" for kind in kinds]
-    if family in ("gemma2", "gpt_oss"):
-        return [i % 2 == 0 for i in layers]
-    if family.startswith("gemma3"):
-        every = text.get("sliding_window_pattern") or text.get("_sliding_window_pattern") or 6
-        return [(i + 1) % every != 0 for i in layers]
-    if family == "cwm":
-        return [i % 4 != 0 for i in layers]
-    if family in ("mistral", "mistral3", "ministral", "ministral3", "mixtral", "phi3"):
-        return [True for _ in layers]
-    if text.get("use_sliding_window") and family.startswith(("qwen2", "qwen3", "smollm3")):
-        whole = text.get("max_window_layers", 28)
-        return [i >= whole for i in layers]
-    return [False for _ in layers]
-
-
 def _activation(said: Said, text: Mapping[str, Any], family: str) -> None:
     args, kind = said.args, text.get("hidden_act")
     args |= {"normalization": "RMSNorm", "swiglu": kind == "silu" and family != "gpt_oss"}
@@ -271,7 +238,8 @@ def _experts(said: Said, text: Mapping[str, Any], family: str) -> None:
     args["moe_router_enable_expert_bias"] = sigmoid
     normed = text.get(NORMED, True)
     args["moe_router_pre_softmax"] = not normed and not sigmoid
-    if sigmoid and normed != normed_by_megatron(args.get("moe_router_topk", 0)):
+    by_megatron = normed_by_megatron(args.get("moe_router_topk", ROWS["moe_router_topk"].default))
+    if normed != by_megatron and (sigmoid or normed):  # it has no softmax over a single expert
         said.unsaid[NORMED] = normed
     scale = text.get("routed_scaling_factor")
     routed = family.startswith(("deepseek", "glm4_moe", "kimi"))
@@ -279,7 +247,7 @@ def _experts(said: Said, text: Mapping[str, Any], family: str) -> None:
     groups = (text.get("n_group") or 1) if routed and family != "deepseek_v2" else 1
     args["moe_router_num_groups"] = groups if groups > 1 else None
     args["moe_router_group_topk"] = limit = text.get("topk_group") if groups > 1 else None
-    if limit and text.get("num_experts_per_tok", 0) // limit != _GROUP_SCORES:
+    if limit and limit < groups and text.get("num_experts_per_tok", 0) // limit != _GROUP_SCORES:
         said.unsaid[GROUPS] = groups
     if family == "deepseek_v2" and text.get("topk_method", "greedy") != "greedy":
         said.unsaid["topk_method"] = text["topk_method"]
@@ -289,18 +257,4 @@ def _experts(said: Said, text: Mapping[str, Any], family: str) -> None:
     if shared:
         args["moe_shared_expert_intermediate_size"] = shared
         args["moe_shared_expert_gate"] = family.startswith("qwen")
-    args["moe_layer_freq"] = _sparse_layers(text, family)
-
-
-def _sparse_layers(text: Mapping[str, Any], family: str) -> int | list[int]:
-    """Megatron's list: one for a layer with experts; 1 where all have them."""
-    kinds = text.get("mlp_layer_types")
-    if kinds:
-        found = [int(kind == "sparse") for kind in kinds]
-    elif family in (*_LATENT, "glm4_moe"):
-        dense = text.get("first_k_dense_replace", 0)
-        found = [int(i >= dense) for i in _layers(text)]
-    else:
-        step, dense_ = text.get("decoder_sparse_step") or 1, text.get("mlp_only_layers") or ()
-        found = [int(i not in dense_ and (i + 1) % step == 0) for i in _layers(text)]
-    return 1 if all(found) else found
+    args["moe_layer_freq"] = sparse_layers(text, family)
