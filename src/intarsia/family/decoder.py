@@ -141,7 +141,7 @@ def sparse_after_dense(t: Table) -> tuple[bool, ...]:
     count, begun = t.number("num_hidden_layers"), "first_k_dense_replace"
     dense = t.number(begun, default=0)
     usual = ["dense" if layer < dense else "sparse" for layer in range(count)]
-    kinds = t.kinds("mlp_layer_types", ("dense", "sparse"), usual)
+    kinds = t.kinds("mlp_layer_types", ("dense", "sparse"), usual, more=True)
     if begun in t.text and list(kinds) != usual:
         raise FamilyError(
             f"config.json: {begun} is {dense}, mlp_layer_types has dense layers"

@@ -97,3 +97,18 @@ def test_mlp_layer_types_say_which_layers_are_dense() -> None:
         FamilyError, match=r"first_k_dense_replace is 2, mlp_layer_types has .* \[0, 2\]"
     ):
         table_for(config | {"first_k_dense_replace": 2})
+
+
+def test_words_for_layers_after_the_last_are_passed_over() -> None:
+    """Prediction layers have a word too in some files, and Transformers reads that of each layer it makes."""
+    config = of(
+        "glm4_moe_lite", DENSE, ROUTED, LATENT, mlp_layer_types=["dense", "sparse", "sparse"]
+    )
+    more = config | {"mlp_layer_types": [*config["mlp_layer_types"], "sparse"]}
+    ours, theirs = table_for(config), table_for(more)
+    assert ours is not None
+    assert theirs is not None
+    assert ours.logical == theirs.logical
+    assert arguments_of_config(more).args == arguments_of_config(config).args
+    with pytest.raises(FamilyError, match="mlp_layer_types has 2 entries, num_hidden_layers is 3"):
+        table_for(config | {"mlp_layer_types": ["dense", "sparse"]})

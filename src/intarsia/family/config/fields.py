@@ -88,13 +88,15 @@ class Fields:
             raise FamilyError(f"config.json: {name} is {_shown(value)}, not a list of layers")
         return tuple(value)
 
-    def kinds(self, name: str, allowed: Iterable[str], default: Iterable[str]) -> tuple[str, ...]:
-        """One word per layer, each of which the family knows."""
+    def kinds(
+        self, name: str, allowed: Iterable[str], default: Iterable[str], *, more: bool = False
+    ) -> tuple[str, ...]:
+        """One word per layer, each of which the family knows; `more` of them are of layers further on."""
         value, count = self.text.get(name), self.number(LAYERS)
         if value is not None and not isinstance(value, list | tuple):
             raise FamilyError(f"config.json: {name} is {_shown(value)}, not a list of words")
         found = tuple(default) if value is None else tuple(value)
-        if len(found) != count:
+        if len(found) < count or (len(found) > count and not more):
             raise FamilyError(f"config.json: {name} has {len(found)} entries, {LAYERS} is {count}")
         allowed = tuple(allowed)
         for layer, kind in enumerate(found):
@@ -103,7 +105,7 @@ class Fields:
                     f"config.json: {name}[{layer}] is {_shown(kind)}, model_type {self.family!r} has"
                     f" {', '.join(allowed)}"
                 )
-        return found
+        return found[:count]
 
     def divide(self, whole_name: str, total: int, part_name: str, parts: int) -> int:
         """`total / parts`, or an error that names both fields where that leaves a rest."""

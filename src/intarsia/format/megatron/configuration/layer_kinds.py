@@ -74,7 +74,7 @@ def sparse_layers(text: Text, family: str) -> int | list[int]:
     """Megatron's list: one for a layer with experts; 1 where all have them."""
     kinds = text.get("mlp_layer_types")
     if kinds:
-        found = [int(kind == "sparse") for kind in kinds]
+        found = [int(kind == "sparse") for kind in kinds[: len(layers_of(text))]]
     elif family in (*LATENT, "glm4_moe"):
         dense = text.get("first_k_dense_replace", 0)
         found = [int(i >= dense) for i in layers_of(text)]
