@@ -11,6 +11,7 @@ from tests.founding_cases.claims import CASES, MEGATRON
 from tests.founding_cases.page import PAGE, page
 from tests.founding_cases.results import Outcome, Results, Run
 from tests.founding_cases.run import collected
+from tests.versions import pins
 
 AGAIN = (
     "python -m tests.founding_cases writes the page anew (--page: from the results that are kept)"
@@ -38,14 +39,9 @@ def test_every_claim_names_tests_that_exist() -> None:
 
 
 def test_every_claim_was_run_with_the_versions_that_are_pinned() -> None:
-    pins = dict(
-        line.split("==")
-        for line in (ROOT / "constraints.txt").read_text().splitlines()
-        if "==" in line
-    )
     results = Results.kept()
     for case in CASES:
-        run = dict(results.of(case)).get(pins[case.framework], Run())
+        run = dict(results.of(case)).get(pins()[case.framework], Run())
         assert run.tests.keys() >= {*case.tests}, AGAIN
         assert not [test for test, each in run.tests.items() if each.wrong or not each.held]
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import transformers
 from intarsia.checkpoint import Checkpoint
 from tests.checkpoints import ROOT, environment
 from tests.parity.megatron_writing import read, write_torch_dist
+from tests.versions import newer_than_pinned, pins
 
 pytestmark = pytest.mark.megatron
 
@@ -107,6 +109,10 @@ def check_logits(tmp_path: Path, kind: str, tp: int, pp: int, ep: int, written: 
     torch.testing.assert_close(torch.load(tmp_path / "out"), model.logits, atol=2e-6, rtol=0)
 
 
+@pytest.mark.skipif(
+    newer_than_pinned("torch") and version("megatron-core") == pins()["megatron-core"],
+    reason="the pinned Megatron-core gives strides, which later versions of torch store, to torch.empty",
+)
 def test_a_model_of_experts(tmp_path: Path) -> None:
     check_logits(tmp_path, "qwen3_moe", 1, 1, 1, "tp=2,ep=2")
 
