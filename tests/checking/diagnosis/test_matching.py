@@ -46,3 +46,29 @@ def test_an_order_of_single_rows_has_no_larger_blocks() -> None:
 def test_strided_shards_tell_their_mesh(fsdp: int, tp: int) -> None:
     order = np.arange(fsdp * tp).reshape(tp, fsdp).T.reshape(-1).tolist()
     assert strided(order) == (fsdp, tp)
+
+
+class Counted(bytes):
+    """A key that counts how often it is compared with another."""
+
+    compared = 0
+    __hash__ = bytes.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return bytes.__eq__(self, other)
+
+
+@pytest.mark.parametrize("rare", [0.002, 0.1])
+def test_rows_that_are_nearly_all_alike_are_compared_a_few_times_each(rare: float) -> None:
+    random = np.random.default_rng(0)
+    left, right = (
+        [Counted(bytes([k])) for k in np.where(random.random(4096) < rare, random.integers(9, size=4096), 9)]
+        for _ in range(2)
+    )  # fmt: skip
+    Counted.compared = 0
+    order = found_again(left, right)
+    assert Counted.compared <= 4 * len(left)
+    found = order >= 0
+    assert found.mean() > 0.9
+    assert all(bytes(left[j]) == bytes(key) for j, key in zip(order[found], np.array(right, object)[found], strict=True))  # fmt: skip

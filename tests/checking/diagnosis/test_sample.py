@@ -93,3 +93,16 @@ def test_what_was_lost_among_zeros_is_lost(tmp_path: Path) -> None:
     lost = {at: x * (at % 3 > 0) for at, x in held.items()}
     (fault,) = compared(tmp_path, sparse((512, 256), held), sparse((512, 256), lost)).faults
     assert (fault.kind, "B is zero where A is not" in fault.text) == ("zero", True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("count", [8, 64])
+def test_a_flat_tensor_of_nearly_all_ones_that_was_shifted_is_called_so(
+    tmp_path: Path, dtype: torch.dtype, count: int
+) -> None:
+    random = torch.Generator().manual_seed(1)
+    x = torch.ones(1 << 15, dtype=dtype)
+    x[torch.randperm(len(x), generator=random)[:count]] = torch.randn(count, generator=random).to(dtype)  # fmt: skip
+    (fault,) = compared(tmp_path, x, x.roll(5)).faults
+    assert fault.kind == "shifted"
+    assert "by 5 elements" in fault.text

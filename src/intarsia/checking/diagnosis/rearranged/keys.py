@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from math import isqrt
 from typing import Any
@@ -26,6 +27,9 @@ LONG = 4
 
 AHEAD = 8
 """How far a row among several alike is followed to tell which of them it is."""
+
+MOST_ALIKE = 256
+"""Of so many rows that are alike any may be the one."""
 
 SURE_BITS = 4
 """The bits that the numbers of a run must hold beyond those of the place that it was found in."""
@@ -71,7 +75,7 @@ def bits_of_number(front: NDArray[Any]) -> float:
 def followers(front: NDArray[Any]) -> int:
     """How many of the next rows tell a row apart: none where it is long, or like no other."""
     n, width = front.shape
-    return 0 if width >= LONG or len(np.unique(front, axis=0)) == n else LONG - 1
+    return 0 if width >= LONG or len({*row_keys(front, 0)}) == n else LONG - 1
 
 
 def row_keys(front: NDArray[Any], count: int) -> list[bytes]:
@@ -117,18 +121,51 @@ def found_again(left: Sequence[bytes], right: Sequence[bytes]) -> Ints:
     where: dict[bytes, list[int]] = {}
     for j, key in enumerate(left):
         where.setdefault(key, []).append(j)
+    numbers = {key: number for number, key in enumerate(where)}
+    a, b = (array("i", (numbers.get(key, -1) for key in keys)) for keys in (left, right))
+    runs, places = _LongestRuns(a, b), [*where.values()]
     out = np.full(len(right), -1, np.int64)
-    for i, key in enumerate(right):
-        alike = where.get(key, ())
+    follows = -1
+    for i, number in enumerate(b):
+        alike = places[number] if number >= 0 else ()
+        found = -1
         if len(alike) == 1:
-            out[i] = alike[0]
-        elif alike:
-            follows = int(out[i - 1]) + 1 if i and out[i - 1] >= 0 else -1
-            near = (follows, i)
-            out[i] = next((j for j in near if 0 <= j < len(left) and left[j] == key), -1)
-            if out[i] != follows:
-                out[i] = max(alike[:256], key=lambda j: (_run(left, right, j, i), j == i))
+            found = alike[0]
+        elif alike and 0 <= follows < len(a) and a[follows] == number:
+            found = follows
+        elif alike and (follows >= 0 or (i < len(a) and a[i] == number)):
+            found = runs.place_of(i, alike[:MOST_ALIKE])
+        out[i] = found
+        follows = found + 1 if found >= 0 else -1
     return out
+
+
+class _LongestRuns:
+    """Where in A the rows that begin at one of B go on alike the longest, at most `AHEAD` of them.
+
+    Runs are looked up: thousands of rows that are alike begin a few hundred different ones.
+    """
+
+    def __init__(self, a: array[int], b: array[int]) -> None:
+        self._size, self._a, self._b = a.itemsize, a.tobytes(), b.tobytes()
+        self._firsts: dict[bytes, dict[bytes, int]] = {}
+
+    def place_of(self, i: int, alike: Sequence[int]) -> int:
+        """The first of the places that begin alike with the longest run; the place itself if it is one of these."""
+        number = self._run(self._b, i, 1)
+        first = self._firsts.get(number)
+        if first is None:
+            first = self._firsts[number] = {}
+            for j in alike:
+                for count in range(1, AHEAD + 1):
+                    first.setdefault(self._run(self._a, j, count), j)
+        longest = (self._run(self._b, i, count) for count in range(AHEAD, 0, -1))
+        run = next(run for run in longest if run in first)
+        same = i <= alike[-1] and self._run(self._a, i, len(run) // self._size) == run
+        return i if same else first[run]
+
+    def _run(self, rows: bytes, at: int, count: int) -> bytes:
+        return rows[at * self._size : (at + count) * self._size]
 
 
 def mended(order: Ints) -> Ints:
@@ -144,13 +181,6 @@ def mended(order: Ints) -> Ints:
         if i + 1 < n and out[i + 1] > 0 and (i == 0 or out[i] < 0 or out[i] + 1 != out[i + 1]):
             out[i] = out[i + 1] - 1
     return out
-
-
-def _run(left: Sequence[bytes], right: Sequence[bytes], j: int, i: int) -> int:
-    n = 0
-    while n < AHEAD and i + n < len(right) and j + n < len(left) and left[j + n] == right[i + n]:
-        n += 1
-    return n
 
 
 def _front(e: Evidence, side: Checkpoint, axis: int, count: int) -> NDArray[Any]:
