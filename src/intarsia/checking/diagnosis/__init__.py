@@ -33,6 +33,7 @@ from intarsia.checking.diagnosis.without_search import (
     find_steps,
     find_untied,
 )
+from intarsia.checking.diagnosis.zero_points import find_zeros_by_one
 from intarsia.checking.fault import Fault
 from intarsia.checking.naming import pattern
 from intarsia.checking.pair.differing import Unequal
@@ -137,10 +138,8 @@ def _searched(
                 RelatedTensors({e.name: e.pair.a}, None),
                 RelatedTensors({e.pair.b.name: e.pair.b}, None),
             )
-        regrouped = find_regrouped(e.a, e.b, u.pair)
-        found[u.pair] = regrouped or (
-            explain_difference(e, *near) if thoroughly else _unsearched(e)
-        )
+        plain = find_regrouped(e.a, e.b, u.pair) or find_zeros_by_one(e.a, e.b, u.pair, budget)
+        found[u.pair] = plain or (explain_difference(e, *near) if thoroughly else _unsearched(e))
         advance(u.pair.a.nbytes)
 
     while any(queues.values()):
