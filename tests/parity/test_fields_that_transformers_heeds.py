@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterator
+from contextlib import suppress
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -228,3 +231,26 @@ def test_the_same_layers_have_a_window(family: str) -> None:
         ours = args.get("window_attn_skip_freq") or [args["window_size"] is not None] * 3
         assert [bool(x) for x in ours] == theirs, change
         assert args["window_size"] == ((size - 1, 0) if any(theirs) else None), change
+
+
+HAVE_TO_BE_GIVEN = {"intermediate_size", "max_position_embeddings", "model_type"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_field_that_is_left_out_is_what_transformers_takes_it_for(family: str) -> None:
+    config = BY_FAMILY[family]
+    kind = CONFIG_MAPPING[config["model_type"]]
+    whole = json.loads(json.dumps(kind(**deepcopy(config)).to_dict()))
+    text = text_config(whole)
+    of_rotation = {("rope_parameters", name) for name in text["rope_parameters"]}
+    unlike = []
+    for path in {(name,) for name in text if name not in HAVE_TO_BE_GIVEN} | of_rotation:
+        part = deepcopy(whole)
+        within = text_config(part) if len(path) == 1 else text_config(part)[path[0]]
+        del within[path[-1]]
+        ours = in_words_of_megatron(part)
+        with suppress(Exception):  # whatever its class does not take, no model has
+            theirs = json.loads(json.dumps(kind(**deepcopy(part)).to_dict()))
+            if not isinstance(ours, str) and ours[2:] != in_words_of_megatron(theirs)[2:]:
+                unlike.append(path)
+    assert not unlike

@@ -86,3 +86,26 @@ def test_a_text_configuration_beside_its_wrapper() -> None:
     assert fields(outer, text | {"hidden_size": 24}) == ["hidden_size"]
     other = outer | {"vision_config": {"depth": 3}}
     assert fields(outer, other) == ["vision_config.depth"]
+
+
+def test_the_older_spelling_of_a_rotation_goes_before_the_newer_as_in_transformers() -> None:
+    both = llama_config(
+        rope_scaling={"type": "linear", "factor": 4.0},
+        rope_parameters={"rope_type": "yarn", "factor": 2.0},
+    )
+    rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+    assert meaning_of(both)["rope_parameters"] == rope
+
+
+def test_a_rotation_by_layer_has_defaults_in_each_part() -> None:
+    said = {"sliding_attention": {"rope_type": "default", "rope_theta": 77.0}}
+    rope = meaning_of({"model_type": "gemma3_text", "rope_parameters": said})["rope_parameters"]
+    assert rope["full_attention"] == {"rope_type": "default", "rope_theta": 1000000.0}
+    assert rope["sliding_attention"]["rope_theta"] == 77.0
+
+
+def test_what_a_wrapped_text_leaves_out_is_the_default_of_its_own_type() -> None:
+    wrapper = {"model_type": "mistral3", "text_config": {"model_type": "mistral", "hidden_size": 8}}
+    found = meaning_of(wrapper)
+    assert (found["rms_norm_eps"], found["sliding_window"]) == (1e-6, 4096)
+    assert found["rope_parameters"]["rope_theta"] == 10000.0

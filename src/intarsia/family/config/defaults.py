@@ -89,6 +89,10 @@ _BY_TYPE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+BASES = {"ministral3": 10000.0}
+"""The base of a rotation that is given without one, where it is not that of the rotation that nothing gives."""
+
+
 def defaults_of(model_type: object) -> Mapping[str, Any]:
     """The fields that a configuration of this `model_type` need not give; none where it is unknown."""
     known = isinstance(model_type, str) and model_type in _BY_TYPE

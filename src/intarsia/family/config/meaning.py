@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from intarsia.family.config.defaults import defaults_of
+from intarsia.family.config.defaults import BASES, defaults_of
 from intarsia.family.config.fields import Config, text_config
 from intarsia.family.config.heeded import PASSED_OVER, heeded_fields, text_type
 from intarsia.family.config.layout_defaults import layout_defaults_of
@@ -26,6 +26,9 @@ _ALIASES = {
 }
 _ROPE = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor",
          "rope_local_base_freq", "rotary_pct", "rotary_emb_base")  # fmt: skip
+_SCALED_FROM = ("llama3", "yarn", "longrope")
+"""Rotations that are scaled from a length: the one that the model has, where they do not say."""
+
 _BY_LAYER = ("full_attention", "sliding_attention")
 _HARMLESS = frozenset(
     (
@@ -72,21 +75,25 @@ def meaning_of(config: Config) -> dict[str, Any]:
     """
     text = text_config(config)
     said = {spelling(k): v for k, v in text.items() if k not in _ROPE and v is not None}
-    implied = defaults_of(config.get("model_type")) or defaults_of(text.get("model_type"))
+    nested = text is not config and defaults_of(text_type(config))
+    outer = nested or defaults_of(config.get("model_type"))
+    implied = outer or defaults_of(text.get("model_type"))
     rope = rope_of(text)
     usual = implied.get("rope_parameters", {})
     if not rope:
         rope = dict(usual)
     elif any(kind in rope for kind in _BY_LAYER):
-        pass
+        rope = {**usual, **{kind: {**usual.get(kind, {}), **part} for kind, part in rope.items()}}
     elif any(kind in usual for kind in _BY_LAYER):
         rope = {**usual, "full_attention": {**usual["full_attention"], **rope}}
     else:
         scaled = text.get("rope_parameters") or text.get("rope_scaling")
         kept = ("rope_theta", "partial_rotary_factor") if scaled else tuple(usual)
-        rope = {k: v for k, v in usual.items() if k in kept} | rope
+        rope = {k: v for k, v in usual.items() if k in kept} | _base(text) | rope
         rope.setdefault("rope_type", "default")
     found = {**implied, **said, "rope_parameters": rope}
+    for part in [x for x in (rope, *rope.values()) if isinstance(x, dict)]:
+        _fill(part, found.get("max_position_embeddings"))
     tied = config.get("tie_word_embeddings")
     if isinstance(tied, bool):
         found["tie_word_embeddings"] = tied
@@ -111,8 +118,9 @@ def heeded_meaning_of(config: Config) -> dict[str, Any]:
     text, kind = text_config(config), text_type(config)
     if known := heeded_fields(kind):
         kept = {*known, *_ROPE, "model_type"}
-        other = PASSED_OVER.get(kind, "hidden_activation")
-        heeded = {k: v for k, v in text.items() if spelling(k) in kept and k != other}
+        others = {PASSED_OVER.get(kind, "hidden_activation")}
+        others |= set() if kind == "gemma3_text" else {"rope_local_base_freq"}
+        heeded = {k: v for k, v in text.items() if spelling(k) in kept and k not in others}
         if kind == "gemma" and heeded.get("hidden_act") == "gelu":
             heeded["hidden_act"] = (
                 "gelu_pytorch_tanh"  # what Transformers takes the old files to mean
@@ -130,15 +138,30 @@ def implied_sizes(config: Config) -> dict[str, int]:
     return {name: size for name, size in spelled.items() if name not in said}
 
 
+def _fill(rope: dict[str, Any], length: Any) -> None:
+    """What a scaled rotation takes from the length of the model where it does not say."""
+    if rope.get("rope_type") in _SCALED_FROM and type(length) is int:
+        trained = rope.setdefault("original_max_position_embeddings", length)
+        if rope["rope_type"] == "yarn" and type(trained) is int and trained > 0:
+            rope.setdefault("factor", length / trained)
+
+
+def _base(text: Config) -> dict[str, float]:
+    kind = text.get("model_type")
+    return {"rope_theta": BASES[kind]} if isinstance(kind, str) and kind in BASES else {}
+
+
 def rope_of(text: Config) -> dict[str, Any]:
     """The rotation that a configuration gives, in any of Transformers' spellings."""
-    new, old = text.get("rope_parameters"), text.get("rope_scaling")
-    found: dict[str, Any] = {}
-    for part in (old, new):
-        found |= part if isinstance(part, Mapping) else {}
-    parts = {kind: found[kind] for kind in _BY_LAYER if isinstance(found.get(kind), Mapping)}
+    new, old = (
+        dict(x) if isinstance(x, Mapping) else {}
+        for x in (text.get("rope_parameters"), text.get("rope_scaling"))
+    )
+    parts = {kind: new[kind] for kind in _BY_LAYER if isinstance(new.get(kind), Mapping)}
     if parts:
+        parts["full_attention"] = {**parts.get("full_attention", {}), **old}
         return {kind: _spelled(part) for kind, part in parts.items()}
+    found: dict[str, Any] = old or new
     for name in ("rope_theta", "partial_rotary_factor"):
         if text.get(name) is not None:
             found.setdefault(name, text[name])

@@ -28,6 +28,7 @@ def test_what_is_written_for_a_configuration_agrees_with_it(case: str) -> None:
 
 
 GPT_OSS = of("gpt_oss", DENSE, num_local_experts=3, num_experts_per_tok=2)
+TRAINED_TO = {"original_max_position_embeddings": 8192}
 MISTRAL = of("mistral", DENSE, sliding_window=None)
 CHANGES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (CASES["llama"], {"num_attention_heads": 8, "head_dim": 5}, "num_attention_heads"),
@@ -35,7 +36,7 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (CASES["llama"], {"rope_theta": 77.0}, "rotary_base"),
     (CASES["llama"], {"rms_norm_eps": 1e-3}, "norm_epsilon"),
     (CASES["llama"], {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
-    (CASES["llama"], {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling"),
+    (CASES["llama"], {"rope_parameters": {"rope_type": "llama3", "factor": 8.0} | TRAINED_TO}, "rope_scaling"),
     (CASES["llama"], {"rope_parameters": {"rope_type": "yarn", "factor": 8.0}}, "rope_scaling"),
     (CASES["llama"], {"vocab_size": 49}, "vocab_size"),
     (CASES["llama"], {"hidden_act": "gelu_pytorch_tanh"}, "activation"),
@@ -232,7 +233,8 @@ def test_a_factor_that_megatrons_scripts_ignore_is_listed_and_in_doubt() -> None
     """They build a model for `--use-rope-scaling` with a factor of 8, whatever the argument says."""
 
     def by(factor: float) -> dict[str, Any]:
-        return CASES["llama"] | {"rope_parameters": {"rope_type": "llama3", "factor": factor}}
+        rope = {"rope_type": "llama3", "factor": factor} | TRAINED_TO
+        return CASES["llama"] | {"rope_parameters": rope}
 
     assert not arguments_of_config(by(8.0)).unsaid
     assert arguments_of_config(by(32.0)).unsaid.keys() == {"rope_parameters"}
@@ -347,6 +349,21 @@ def test_a_part_of_a_head_that_megatron_would_rotate_whole_is_listed(
     config = CASES[case] | {"rope_parameters": rope | {"partial_rotary_factor": 0.5}}
     assert ("rope_parameters" not in arguments_of_config(config).unsaid) == said
     assert not disagreements(arguments_for(config, Mesh(), PLAIN, False), config)
+
+
+def test_a_rotation_is_scaled_from_the_length_of_the_model_where_it_says_none() -> None:
+    """As Transformers scales it; Megatron-LM has 8192 and 4096 built in."""
+    short, long = CASES["llama"], CASES["llama"] | {"max_position_embeddings": 8192}
+    llama3 = {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}
+    assert arguments_of_config(short | llama3).unsaid.keys() == {"rope_parameters"}
+    assert not arguments_of_config(long | llama3).unsaid
+    yarn = {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}
+    assert arguments_of_config(short | yarn).args["yarn_original_max_position_embeddings"] == 64
+    latent = arguments_of_config(CASES["deepseek_v3"] | yarn).args
+    assert latent["original_max_position_embeddings"] == 64
+    null = {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 16}
+    said = arguments_of_config(short | {"rope_parameters": null})
+    assert said.args["yarn_rotary_scaling_factor"] == 4.0
 
 
 def test_what_a_configuration_says_is_written() -> None:
