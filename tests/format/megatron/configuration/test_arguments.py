@@ -340,6 +340,7 @@ def test_the_epsilon_of_the_norms_of_latents_is_listed_unless_it_is_that_of_the_
         ("glm4_moe", "yarn", False),
         ("qwen3_next", "yarn", False),
         ("glm4_moe_lite", "default", False),
+        ("ernie4_5", "yarn", False),
     ],
 )
 def test_a_part_of_a_head_that_megatron_would_rotate_whole_is_listed(
@@ -364,6 +365,26 @@ def test_a_rotation_is_scaled_from_the_length_of_the_model_where_it_says_none() 
     null = {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 16}
     said = arguments_of_config(short | {"rope_parameters": null})
     assert said.args["yarn_rotary_scaling_factor"] == 4.0
+
+
+def test_what_a_run_computes_otherwise_than_the_hub_is_noted() -> None:
+    def notes(case: str, **changes: Any) -> list[str]:
+        args = arguments_of_config(CASES[case] | {"rms_norm_eps": 1e-6}).args | changes
+        return check_arguments(
+            args, CASES[case] | {"rms_norm_eps": args["norm_epsilon"]}, PLAIN, "here"
+        )
+
+    assert not notes("deepseek_v3")
+    (note,) = notes("deepseek_v3", norm_epsilon=1e-5)
+    assert "norm_epsilon=1e-05" in note
+    assert "1e-06" in note
+    (note,) = notes("mixtral", moe_expert_capacity_factor=1.0)
+    assert "moe_expert_capacity_factor=1.0" in note
+    assert not notes("mixtral", moe_expert_capacity_factor=-1.0)
+    assert not notes("llama", moe_expert_capacity_factor=1.0, norm_epsilon=1e-5)
+    config = CASES["deepseek_v3"] | {"rms_norm_eps": 1e-5}
+    of_the_hub = arguments_for(config, Mesh(), PLAIN, False)
+    assert not check_arguments(of_the_hub, config, PLAIN, "here")
 
 
 def test_what_a_configuration_says_is_written() -> None:

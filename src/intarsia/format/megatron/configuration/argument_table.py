@@ -26,6 +26,8 @@ BUILT_WITH = 8.0
 """The factor with which Megatron-LM's scripts build a model for `--use-rope-scaling`, whatever `--rope-scaling-factor` says."""
 
 
+LATENT_NORMS = "the epsilon of the norms of latents"
+
 ROPE, ACTIVATION, GROUPS, NORMED = "rope_parameters", "hidden_act", "n_group", "norm_topk_prob"
 
 

@@ -18,7 +18,11 @@ from intarsia.format.megatron.common import whole_argument
 from intarsia.format.megatron.configuration.argument_facts import model_facts, scaling_if_ignored
 from intarsia.format.megatron.configuration.argument_table import NORMED, ROWS, UNSAID, YARN
 from intarsia.format.megatron.configuration.config_to_arguments import LLAMA3
-from intarsia.format.megatron.configuration.contradictions import disagreements, disproved
+from intarsia.format.megatron.configuration.contradictions import (
+    disagreements,
+    disproved,
+    notes_on_hub,
+)
 from intarsia.format.megatron.configuration.stored_model import StoredModel
 from intarsia.format.torch_file.plain import plain
 from intarsia.frozen import frozen_open
@@ -72,6 +76,7 @@ def config_from_arguments(args: Mapping[str, Any], metadata: Metadata) -> MadeCo
         notes.append(f"stored arguments are defaults that the model may not use: {doubt}")
     said |= {UNSAID: plain(args.get(UNSAID)), "vocab_size": args.get("vocab_size")}
     beyond = tuple(f"{name}={said[name]!r}" for name in unsaid)
+    notes += notes_on_hub(args, config)
     return MadeConfig(config, (_how_read(config, beyond), *notes), beyond)
 
 

@@ -13,6 +13,7 @@ from intarsia.format.megatron.configuration.argument_table import (
     ACTIVATION,
     BUILT_WITH,
     GROUPS,
+    LATENT_NORMS,
     LATENT_YARN,
     NORMED,
     ROPE,
@@ -46,7 +47,7 @@ _WIDTHS = {"gemma": 256, "gemma2": 256, "gemma3": 256, "gemma3_text": 256, "gpt_
 _GROUP_SCORES = 2
 """Transformers ranks a group of experts by so many of its scores, Megatron by topk // group_topk."""
 
-_EPSILON_OF_LATENTS = 1e-6
+EPSILON_OF_LATENTS = 1e-6
 """What Transformers computes the norms inside latent attention with; Megatron has one epsilon for all norms."""
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -84,8 +85,8 @@ def arguments_of_config(config: Mapping[str, Any]) -> Said:
             said.unsaid[name] = text[name]
     if family in _SCALED_EMBEDDING:
         said.unsaid["the embedding's scale"] = "sqrt(hidden_size)"
-    if family in LATENT and text.get("rms_norm_eps") != _EPSILON_OF_LATENTS:
-        said.unsaid["the epsilon of the norms of latents"] = _EPSILON_OF_LATENTS
+    if family in LATENT and text.get("rms_norm_eps") != EPSILON_OF_LATENTS:
+        said.unsaid[LATENT_NORMS] = EPSILON_OF_LATENTS
     scalar, width = text.get("query_pre_attn_scalar"), said.args.get("kv_channels")
     if scalar is not None and scalar != width:
         said.unsaid["query_pre_attn_scalar"] = scalar
@@ -147,8 +148,11 @@ def _rotation(said: Said, text: Mapping[str, Any], family: str) -> None:
     if family in LATENT and text.get("rope_interleave", True) is False:
         said.unsaid["rope_interleave"] = False
     (_latent_scaling if family in LATENT else _scaling)(said, rope)
-    if percent != 1.0 and (family in LATENT or args["position_embedding_type"] == "yarn"):
-        said.unsaid[ROPE] = _rope_but_base(rope)  # Megatron rotates the whole head there
+    yarn = args["position_embedding_type"] == "yarn"
+    if (percent != 1.0 and (yarn or family in LATENT)) or (yarn and args["rotary_interleaved"]):
+        said.unsaid[ROPE] = _rope_but_base(
+            rope
+        )  # Megatron rotates whole heads there, none in pairs
     if rope.get("llama_4_scaling_beta") and text["model_type"] == "ministral3":
         said.unsaid["llama_4_scaling_beta"] = rope["llama_4_scaling_beta"]
     if rope.get("mrope_section") and family in _OF_THREE_POSITIONS:

@@ -7,18 +7,23 @@ from math import isclose, sqrt
 from typing import Any
 
 from intarsia.errors import FamilyError
-from intarsia.family.config.meaning import Contradiction, meaning_of
+from intarsia.family.config.meaning import Contradiction, heeded_meaning_of
 from intarsia.format.megatron.configuration.argument_facts import model_facts, scaling_if_ignored
 from intarsia.format.megatron.configuration.argument_table import (
     ACTIVATION,
     GROUPS,
+    LATENT_NORMS,
     NORMED,
     ROPE,
     ROWS,
     UNSAID,
     Arguments,
 )
-from intarsia.format.megatron.configuration.config_to_arguments import arguments_of_config
+from intarsia.format.megatron.configuration.config_to_arguments import (
+    EPSILON_OF_LATENTS,
+    arguments_of_config,
+)
+from intarsia.format.megatron.configuration.layer_kinds import LATENT
 from intarsia.mesh import Shape
 
 
@@ -49,7 +54,7 @@ def disagreements(args: Arguments, config: Mapping[str, Any]) -> list[Contradict
     if "num_experts" in given and said.args.get("moe_layer_freq") == 1:
         given.pop("ffn_hidden_size", None)  # no layer has it
     if "softmax_scale" in stored and "kv_channels" in given:
-        given["softmax_scale"] = _scale_of(meaning_of(config), given["kv_channels"])
+        given["softmax_scale"] = _scale_of(heeded_meaning_of(config), given["kv_channels"])
     for name in _NEUTRAL:
         given.setdefault(name, ROWS[name].default)
     found = [
@@ -57,7 +62,7 @@ def disagreements(args: Arguments, config: Mapping[str, Any]) -> list[Contradict
         for name in ROWS
         if name in stored and name in given and not _alike(stored[name], given[name])
     ]
-    tokens, trained = meaning_of(config).get("vocab_size"), args.get("vocab_size")
+    tokens, trained = heeded_meaning_of(config).get("vocab_size"), args.get("vocab_size")
     if type(tokens) is int and type(trained) is int and tokens < trained:
         found.append(Contradiction("vocab_size", trained, tokens))
     if args.get(UNSAID) and args[UNSAID] != said.unsaid:
@@ -124,11 +129,31 @@ def check_arguments(
             hint="correct config.json: it is another model's, or was changed since",
             kind="config-contradicts",
         )
-    notes = list(_padding(args, config, shapes))
+    notes = [*_padding(args, config, shapes), *notes_on_hub(args, config)]
     if found:
         what = f"stored arguments are defaults that the model does not use ({doubt})"
         notes.append(f"{what}: {_described(found)}")
     return notes
+
+
+def notes_on_hub(args: Arguments, config: Mapping[str, Any]) -> Iterator[str]:
+    """What the run computes that Transformers' model of this configuration does not, whatever its fields say."""
+    factor, epsilon = args.get("moe_expert_capacity_factor"), model_facts(args).get("norm_epsilon")
+    if (
+        isinstance(factor, int | float)
+        and factor >= 0
+        and heeded_meaning_of(config).get("num_experts")
+    ):
+        yield (
+            f"the run drops tokens that an expert has no room for (moe_expert_capacity_factor={factor}), and"
+            " Transformers drops none: it computes something else where an expert was full"
+        )
+    latent = config.get("model_type") in LATENT and type(epsilon) is float
+    if latent and epsilon != EPSILON_OF_LATENTS and LATENT_NORMS not in (args.get(UNSAID) or ()):
+        yield (
+            f"the run computes the norms inside latent attention with norm_epsilon={epsilon}, as all others, and"
+            f" Transformers these with {EPSILON_OF_LATENTS}, whatever rms_norm_eps says"
+        )
 
 
 def _padding(
@@ -136,7 +161,7 @@ def _padding(
 ) -> Iterator[str]:
     """A note of rows that are taken for padding though no argument gives the true vocabulary."""
     rows = next((s[0] for n, s in shapes.items() if n.endswith("word_embeddings.weight") and s), 0)
-    tokens = meaning_of(config).get("vocab_size")
+    tokens = heeded_meaning_of(config).get("vocab_size")
     if type(tokens) is int and tokens < rows and type(args.get("vocab_size")) is not int:
         yield (
             f"{rows - tokens:,} rows of the vocabulary after the configuration's {tokens:,} are taken for"
