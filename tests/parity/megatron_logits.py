@@ -47,6 +47,35 @@ def build(
     `stage` is its number in a virtual pipeline, `attention` its layers' own, where it is not the usual
     one; `changes` are settings of `TransformerConfig`.
     """
+    config, spec = described(hf, tp, pp, ep, dtype, **changes)
+    if attention is not None:
+        spec.submodules.self_attention = attention
+    return GPTModel(
+        config,
+        spec,
+        vocab_size=vocab,
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
+        vp_stage=stage,
+        **around_layers(hf),
+    ).eval()
+
+
+def around_layers(hf: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a model that its layers do not have."""
+    return {
+        "max_sequence_length": 64,
+        "position_embedding_type": "rope",
+        "rotary_base": int(hf["rope_parameters"]["rope_theta"]),
+        "share_embeddings_and_output_weights": hf["tie_word_embeddings"],
+        "parallel_output": False,
+    }
+
+
+def described(
+    hf: dict[str, Any], tp: int, pp: int, ep: int, dtype: torch.dtype, **changes: Any
+) -> tuple[TransformerConfig, ModuleSpec]:
+    """Megatron's configuration, and its own layers, of the shape that a hub configuration gives."""
     experts = hf.get("num_experts") or hf.get("num_local_experts")
     sparse = {
         "num_moe_experts": experts,
@@ -90,21 +119,7 @@ def build(
     spec = get_gpt_layer_local_spec(
         num_experts=experts, qk_layernorm=config.qk_layernorm, normalization=config.normalization
     )
-    if attention is not None:
-        spec.submodules.self_attention = attention
-    return GPTModel(
-        config,
-        spec,
-        vocab_size=vocab,
-        max_sequence_length=64,
-        position_embedding_type="rope",
-        rotary_base=int(hf["rope_parameters"]["rope_theta"]),
-        share_embeddings_and_output_weights=hf["tie_word_embeddings"],
-        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
-        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
-        vp_stage=stage,
-        parallel_output=False,
-    ).eval()
+    return config, spec
 
 
 def load(model: GPTModel, checkpoint: str) -> None:

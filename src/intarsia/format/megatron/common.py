@@ -22,6 +22,7 @@ from zipfile import ZipFile, ZipInfo
 from intarsia.errors import FormatError
 from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT
+from intarsia.format.megatron.hybrid import gpt_arguments
 from intarsia.format.torch_file.inert import Inert
 from intarsia.format.torch_file.plain import number_in
 from intarsia.format.torch_file.torch_zip import read_object
@@ -83,9 +84,11 @@ def read_state(data: bytes, where: str) -> Any:
 
 
 def arguments_of(common: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments of the run that saved a checkpoint, as plain fields."""
+    """The arguments of the run that saved a checkpoint, as plain fields: a HybridModel's as its GPTModel's."""
     args = common.get("args")
-    return args.fields if isinstance(args, Inert) else args if isinstance(args, dict) else {}
+    return gpt_arguments(
+        args.fields if isinstance(args, Inert) else args if isinstance(args, dict) else {}
+    )
 
 
 def counters_of(entries: Mapping[str, bytes]) -> dict[str, int | float]:

@@ -38,6 +38,7 @@ from intarsia.format.megatron.detection import (
     looks_like_megatron,
 )
 from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT
+from intarsia.format.megatron.hybrid import as_gpt, gpt_arguments
 from intarsia.format.megatron.keys import Key, torch_dist_rows
 from intarsia.format.megatron.named_tensors import MegatronTensors
 from intarsia.format.megatron.optimizer.buffers import GATHERED, is_bucket
@@ -96,7 +97,7 @@ class TorchDist(MegatronFormat):
             with going_on(complain):
                 common = read_common(folder, metadata)
                 lost += lost_file(folder, metadata)
-            args = arguments_of(common) or read_run_config(folder)
+            args = arguments_of(common) or gpt_arguments(read_run_config(folder))
             entries = _entries(folder, metadata, complain)
             with going_on(complain):
                 shared = {
@@ -104,10 +105,11 @@ class TorchDist(MegatronFormat):
                     for name, e in entries.items()
                     if SHARED.match(name)
                 }
-        settled = settle_config(config, args, metadata, root, complain)
+        gpt = as_gpt(metadata)
+        settled = settle_config(config, args, gpt.metadata, root, complain)
         table = settled.table
         in_bf16 = layers_in_bf16(args)
-        found = name_tensors(metadata, table, settled.config, str(root), complain, in_bf16)
+        found = name_tensors(gpt.metadata, table, settled.config, str(root), complain, in_bf16)
         if gathered := [name for name in entries if GATHERED.match(name)]:
             found.cannot_name(_gathered(gathered, root), gathered, "in objects")
         parts: dict[str, Stored] = {}
@@ -131,7 +133,9 @@ class TorchDist(MegatronFormat):
         return Manifest(
             format=self.name,
             path=str(root),
-            stored=found.stored,
+            stored={
+                n: replace(x, key=gpt.on_disk.get(x.key, x.key)) for n, x in found.stored.items()
+            },
             logical=found.logical,
             copies=tuple(found.copies),
             files=sizes,
@@ -144,7 +148,7 @@ class TorchDist(MegatronFormat):
             absent=found.absent,
             state_unclear=found.unclear,
             problems=(*found.problems, *lost),
-            notes=(*settled.notes, *found.notes),
+            notes=(*gpt.notes, *settled.notes, *found.notes),
             parts=parts,
         )
 
