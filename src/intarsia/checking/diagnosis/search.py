@@ -21,6 +21,7 @@ from intarsia.checking.diagnosis.where.blocks import OF_PLACES, Tried, lost, wro
 from intarsia.checking.diagnosis.where.chunks import whereabouts_of
 from intarsia.checking.diagnosis.where.pages import DAMAGED, damaged_pages
 from intarsia.checking.diagnosis.where.whereabouts import Whereabouts
+from intarsia.checking.diagnosis.where.zeros import zeros_moved
 from intarsia.layout import Layout
 
 BACKWARDS = "A from B: "
@@ -68,6 +69,8 @@ def _search(e: Evidence, related: RelatedTensors) -> Finding:
 
 def _weighed(e: Evidence, tried: Tried, likely: list[Hypothesis]) -> Finding:
     """What is left to say where no hypothesis explains everything."""
+    if (zeros := zeros_moved(e)) is not None:
+        return zeros
     moved = [(s, h) for s, h in tried if h.kind not in (*OF_PLACES, CONSTANT)]
     in_part = [(score, h) for score, h in moved if score.holds_in_part]
     if in_part:

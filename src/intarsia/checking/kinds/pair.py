@@ -67,6 +67,7 @@ _OF_TWO = (
     ("constant-added", "a constant had been added to every number, as to a norm that is centred on another value", CHANGED),
     ("signs-flipped", "numbers had changed their sign, or had lost it", CHANGED),
     ("zero", "numbers had been lost: one side is zero", LOST),
+    ("zeros-moved", "zeros (rows that were lost or pruned) lay in other places: each side is zero where the other has numbers", LOST),
     ("nan", "numbers had been lost: one side is NaN", LOST),
     ("constant", "numbers had been initialised again on one side, such as norms of ones", LOST),
     ("steps-differ", "the optimizer of one side had counted other steps", "take both of one step of training; where one of the two was trained further, use `intarsia diff A B`"),
