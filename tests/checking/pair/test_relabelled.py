@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import intarsia
 from tests.checkpoints import normal_tensor, write_hf
@@ -38,6 +39,40 @@ def test_the_same_bits_under_another_type_are_called_that(
         assert [(d.tensor, d.kind) for d in found.different] == [(NAMES[0], "dtype-relabelled")]
         (fault,) = found.faults
         assert "the bits are the same" in fault.text
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_side_and_the_file_that_name_the_wrong_type_are_named(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    held = {name: x * 0.02 for name, x in weights(dtype).items()}
+    held |= {f"model.layers.{k}.input_layernorm.weight": torch.ones(24, dtype=dtype) for k in range(2)}  # fmt: skip
+    other = torch.float16 if dtype == torch.bfloat16 else torch.bfloat16
+    paths = []
+    for side in "ab":
+        paths.append(tmp_path / side)
+        paths[-1].mkdir()
+        for k in range(2):
+            part = {n: x for n, x in held.items() if f"layers.{k}." in n}
+            if side == "b" and k:
+                part = {n: x.view(other) for n, x in part.items()}
+            save_file(part, paths[-1] / f"model-{k + 1:05}-of-00002.safetensors")
+    a, b = paths
+    for left, right, wrong in ((a, b, "B"), (b, a, "A")):
+        (fault,) = intarsia.verify(left, right).faults
+        assert (fault.kind, len(fault.tensors)) == ("dtype-relabelled", 3)
+        assert f"the bits are the same: {wrong} names the wrong type" in fault.text
+        assert "all of it in model-00002-of-00002.safetensors" in fault.text
+
+
+@pytest.mark.parametrize("name", ["up_proj.weight", "up_proj.weight_scale"])
+def test_where_either_type_may_be_right_no_side_is_named(tmp_path: Path, name: str) -> None:
+    x = normal_tensor((32, 32), torch.bfloat16) * 0.02
+    if not name.endswith("scale"):
+        x[0, 0] = 1e-30
+    a = write_hf(tmp_path / "a", {name: x})
+    (fault,) = intarsia.verify(a, write_hf(tmp_path / "b", {name: x.view(torch.float16)})).faults
+    assert "one side names the wrong type" in fault.text
 
 
 @pytest.mark.parametrize("row", [0, -1])

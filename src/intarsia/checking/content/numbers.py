@@ -23,7 +23,11 @@ _LOWER = re.compile(r"(?:(?<=[._])|^)min(?=_[^.]*$|$)")
 
 
 _SCALE = re.compile("scale|scaling_factor")
-"""What the last part of a scale's name has."""
+
+
+def is_scale(name: str) -> bool:
+    """Whether the last part of a name has what a scale's has."""
+    return _SCALE.search(name.rpartition(".")[2]) is not None
 
 
 def open_bounds(found: Sequence[ItemStats]) -> list[str]:
@@ -81,7 +85,7 @@ def dtype_implausible(stats: ItemStats) -> Iterator[Fault]:
         return
     if not any(p.telling for p in stats.matrices) or stats.item.kinds != {""}:
         return
-    if _SCALE.search(stored.name.rpartition(".")[2]):
+    if is_scale(stored.name):
         return
     if stored.layout.size < 64 or stats.not_finite.count:
         return
@@ -104,7 +108,7 @@ def value_implausible(stats: ItemStats, bounds: Collection[str]) -> Iterator[Fau
         return
     stored = stats.item.stored
     leaf = stored.name.rpartition(".")[2]
-    if "mask" in leaf or _SCALE.search(leaf) or stats.item.kinds - {"", MASTER}:
+    if "mask" in leaf or is_scale(leaf) or stats.item.kinds - {"", MASTER}:
         return
     if stored.name in bounds:
         return

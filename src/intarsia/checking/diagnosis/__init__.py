@@ -18,6 +18,7 @@ from intarsia.checking.diagnosis.hypotheses.faults_of_moves import MOVED, text_o
 from intarsia.checking.diagnosis.hypotheses.groups import RelatedTensors
 from intarsia.checking.diagnosis.hypotheses.moves import find_moves, is_table
 from intarsia.checking.diagnosis.hypotheses.values import ROUNDED
+from intarsia.checking.diagnosis.relabelled import RELABELLED, relabelled
 from intarsia.checking.diagnosis.search import (
     explain_difference,
     rounded_as_others,
@@ -68,11 +69,14 @@ def diagnose(
     """Explain every pair that differs, and sum the explanations up."""
     found: dict[Pair, Finding] = {}
     open_: dict[Pair, Evidence] = {}
+    named: list[Unequal] = []
     # A window is held in A's order, in that of a hypothesis, and as numbers.
     thrifty = replace(budget, memory_bytes=budget.memory_bytes // 2)
     for u in unequal:
         if u.pair.a.shape != u.pair.b.shape:
             found[u.pair] = find_reshaped(a, b, u.pair, budget)
+        elif u.kind == RELABELLED:
+            named.append(u)
         elif u.kind:
             n = u.elements
             found[u.pair] = Finding(u.pair.a.name, u.kind, u.text, u.text, u.text, n, n)
@@ -82,6 +86,7 @@ def diagnose(
             found[u.pair] = counted
         else:
             open_[u.pair] = Evidence(a, b, u.pair, u.first, thrifty)
+    found.update(relabelled(a, b, named, budget))
     for pair, move in find_moves(list(open_.values())).items():
         change = move.change
         found[pair] = Finding(

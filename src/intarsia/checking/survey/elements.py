@@ -25,7 +25,7 @@ _ABSURD = {"F64": 0x4197_D784 << 32, "F32": 0x4CBE_BC20, "BF16": 0x4CBF}
 _ONLY_NAN = {"F8_E8M0": 0xFF, "F8_E4M3FNUZ": 0x80, "F8_E5M2FNUZ": 0x80}
 """The bits of the one element that is no number, in types without infinity and signed zero."""
 
-_FP16_FROM, _BF16_UP_TO = 0x3267, 0x322B
+FP16_FROM, BF16_UP_TO = 0x3267, 0x322B
 """The least magnitude of fp16, as bits, above 0.2, and the greatest of bf16 below 1e-8: where all of a
 tensor's are beyond it, its bits may be those of the other type."""
 
@@ -75,8 +75,8 @@ class Elements:
         used = seen.used | self.sign_bit if seen.signed_zero else seen.used
         shows = (
             (name == "F32" and self.of_master)
-            or (name == "F16" and seen.least >= _FP16_FROM)
-            or (name == "BF16" and most <= _BF16_UP_TO)
+            or (name == "F16" and seen.least >= FP16_FROM)
+            or (name == "BF16" and most <= BF16_UP_TO)
         )
         return seen.least, most, used if shows else 0
 
