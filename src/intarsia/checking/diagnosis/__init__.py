@@ -106,8 +106,8 @@ def diagnose(
             found[u.pair] = rounded_as_others(open_[u.pair], rounded) or found[u.pair]
     findings = tuple(found[u.pair] for u in unequal)
     faults = (
-        *missing("B", matched.only_in_a, b.manifest.logical),
-        *missing("A", matched.only_in_b, a.manifest.logical),
+        *missing("B", matched.only_in_a, b.manifest.logical, table),
+        *missing("A", matched.only_in_b, a.manifest.logical, table),
         *not_comparable(matched.apart),
         *summarise(findings, a.manifest, b.manifest),
     )

@@ -24,8 +24,11 @@ from intarsia.checking.naming import (
     without_layer,
 )
 from intarsia.checking.pair.quantised_differently import QuantisedDifferently
+from intarsia.errors import few
+from intarsia.family import Table
 from intarsia.mesh import share
 from intarsia.planning.manifest import Logical, Manifest
+from intarsia.state.names import parameter_of
 
 BLOCKS = ("shards-permuted", "heads-permuted", "strided-shard")
 """Kinds that look alike in a tensor whose heads are as large as its shards."""
@@ -54,7 +57,9 @@ def summarise(findings: Sequence[Finding], a: Manifest, b: Manifest) -> tuple[Fa
     return tuple(sorted(faults, key=lambda f: (f.kind == UNEXPLAINED, -len(f.tensors))))
 
 
-def missing(side: str, names: Iterable[str], present: Iterable[str]) -> Iterator[Fault]:
+def missing(
+    side: str, names: Iterable[str], present: Iterable[str], table: Table | None
+) -> Iterator[Fault]:
     """Faults for tensors that only the other side holds: layers, experts, single ones."""
     held = [*map(place_of, present)]
     stacks, layers = {p.stack for p in held}, {p.layer_of_stack for p in held}
@@ -72,6 +77,8 @@ def missing(side: str, names: Iterable[str], present: Iterable[str]) -> Iterator
         if kind in _NUMBERED:
             what, number_of = _NUMBERED[kind]
             text = f"{what} {as_ranges(k for n in lost if (k := number_of(n)) is not None)}"
+        if table and table.logical.keys().isdisjoint(map(parameter_of, lost)):
+            text += f", which a {table.family} has not: {few(lost)}"
         yield Fault(kind, tuple(lost), where(lost), f"missing in {side}: {text}")
 
 

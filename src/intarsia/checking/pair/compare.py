@@ -16,9 +16,10 @@ from intarsia.checking.pair.comparison import Comparison, Difference
 from intarsia.checking.pair.differing import Differing, Unequal, same, unequal_at
 from intarsia.checking.pair.main_weights import differ_from_main
 from intarsia.checking.pair.non_tensors import compare_non_tensors
-from intarsia.checking.pair.pairs import Pair, match, widest, windows_of_pair
+from intarsia.checking.pair.pairs import Matched, Pair, match, widest, windows_of_pair
 from intarsia.checking.pair.side_by_side import InFiles, SideBySide
 from intarsia.checkpoint import Checkpoint
+from intarsia.family import table_for
 from intarsia.mesh import Box, Shape
 from intarsia.opened.padding import not_compared, trained_padding
 from intarsia.planning.manifest import Logical, Manifest
@@ -27,6 +28,7 @@ from intarsia.run.budget import LARGE_BYTES, Budget
 from intarsia.run.progress import Progress, after
 from intarsia.run.room import Bytes, Room, in_parts
 from intarsia.run.sharing import in_steps, share_out
+from intarsia.state.names import parameter_of
 from intarsia.value.bits import bits_dtype
 
 if TYPE_CHECKING:
@@ -61,7 +63,12 @@ def compare(
         only_in_b=matched.only_in_b,
         not_comparable=matched.apart.names,
         different=different,
-        notes=(*matched.notes, *_padding(a, "A", budget), *_padding(b, "B", budget)),
+        notes=(
+            *matched.notes,
+            *_on_names(a, b, matched),
+            *_padding(a, "A", budget),
+            *_padding(b, "B", budget),
+        ),
         faults=faults,
         beside=beside,
         damaged=tuple(
@@ -80,6 +87,17 @@ def _not_compared(held: Manifest, other: Manifest, budget: Budget) -> Iterator[F
     for problem in held.problems:
         if problem.kind == FILE_LOST:
             yield Fault(FILE_LOST, problem.tensors, held.path, problem.text)
+
+
+def _on_names(a: Checkpoint, b: Checkpoint, matched: Matched) -> Iterator[str]:
+    """How the names were read of a side that has some that the model has not, where others are missing there."""
+    table = table_for(a.config) or table_for(b.config)
+    if table is None or not (matched.only_in_a and matched.only_in_b):
+        return
+    for side, held, only in (("A", a, matched.only_in_a), ("B", b, matched.only_in_b)):
+        if any(parameter_of(name) not in table.logical for name in only):
+            chosen = held.manifest.chosen
+            yield from (f"{side}: {note}" for note in held.manifest.notes if note not in chosen)
 
 
 def _padding(x: Checkpoint, side: str, budget: Budget) -> Iterator[str]:
