@@ -7,7 +7,7 @@ it reads them too.  A value that ranks do not share is kept rank by rank.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from io import BytesIO
 from typing import Any
@@ -16,11 +16,12 @@ import numpy as np
 import torch
 
 from intarsia.dtypes import BY_NAME
-from intarsia.errors import UsageError
-from intarsia.format.torch_file.inert import InertTensor
+from intarsia.errors import IntarsiaError, UsageError, few
+from intarsia.format.torch_file.inert import Inert, InertTensor
 from intarsia.format.torch_file.torch_frame import write_object
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.live.model.holding import dtype_of, is_dtensor
+from intarsia.live.model.module_state import is_extra_state
 from intarsia.opened.lazy_tensor import as_torch
 
 EXTRA = "extra."
@@ -31,13 +32,13 @@ _NUMBERS = (bool, int, float, type(None))
 
 
 def packed(extra: Mapping[str, Any] | None) -> dict[str, bytes]:
-    """What a caller adds, each value as an archive."""
+    """What a caller adds, each value as an archive under the name of its entry."""
     for key in extra or {}:
         if not isinstance(key, str):
             raise UsageError(
                 f"`extra` has the key {key!r} of type {type(key).__name__}", hint="use text as keys"
             )
-    return {key: pack(value, f"extra[{key!r}]") for key, value in (extra or {}).items()}
+    return {EXTRA + key: pack(value, f"extra[{key!r}]") for key, value in (extra or {}).items()}
 
 
 def pack(value: Any, where: str) -> bytes:
@@ -122,22 +123,31 @@ def _strided(found: InertTensor) -> Any:
 
 
 def extra_in(
-    entries: Mapping[str, bytes], rank: int, size: int
+    entries: Mapping[str, bytes], rank: int, size: int, beside: Collection[str]
 ) -> tuple[dict[str, Any], list[str]]:
     """What a caller had added, and remarks; what ranks did not share goes to the rank it came from.
 
-    Where there are now more or fewer ranks, such a value is the list of all that were saved.
+    So are values of a dict that was saved, whose names begin with the words that are `beside` its model, and the
+    extra state of modules; objects are not.  Where there are now more or fewer ranks, what they did not share is the list of all that were saved.
     """
     found: dict[str, Any] = {}
     by_rank: dict[str, dict[int, Any]] = {}
     sizes: dict[str, int] = {}
+    objects: list[str] = []
     for name, data in entries.items():
         if name.startswith(EXTRA):
             found[name.removeprefix(EXTRA)] = unpack(data, f"`{name}`")
         elif own := _RANK.match(name.removeprefix(OF_RANK)) if name.startswith(OF_RANK) else None:
             by_rank.setdefault(own["name"], {})[int(own["rank"])] = unpack(data, f"`{name}`")
             sizes[own["name"]] = int(own["size"])
+        elif name.partition(".")[0] in beside or is_extra_state(name):
+            try:
+                found[name] = _without_objects(unpack(data, f"`{name}`"))
+            except IntarsiaError:
+                objects.append(name)
     notes = []
+    if objects:
+        notes.append(f"not loaded, because they are objects of other classes: {few(objects, 4)}")
     for key, held in by_rank.items():
         before = sizes.get(key, len(held))
         if before == size:
@@ -150,6 +160,18 @@ def extra_in(
                 " now: it is loaded as the list of all values"
             )
     return found, notes
+
+
+def _without_objects(value: Any) -> Any:
+    """A value as it is; raise where it is or holds an object of a class that is not loaded."""
+    if isinstance(value, dict):
+        _without_objects([*value, *value.values()])
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for each in value:
+            _without_objects(each)
+    elif isinstance(value, (Inert, InertTensor)) or isinstance(type(value), type(Inert)):
+        raise UsageError(f"{value!r} is an object")
+    return value
 
 
 def spread(entries: Iterable[str], size: int) -> tuple[set[str], set[str]]:
@@ -184,8 +206,8 @@ def extra_entries(values: Sequence[Mapping[str, bytes]]) -> dict[str, bytes]:
     for key in sorted({key for held in values for key in held}):
         given = {rank: held[key] for rank, held in enumerate(values) if key in held}
         if len({*given.values()}) == 1:
-            found[EXTRA + key] = next(iter(given.values()))
+            found[key] = next(iter(given.values()))
             continue
         for rank, data in given.items():
-            found[f"{OF_RANK}{rank}_of_{len(values)}.{key}"] = data
+            found[f"{OF_RANK}{rank}_of_{len(values)}.{key.removeprefix(EXTRA)}"] = data
     return found

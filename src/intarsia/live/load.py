@@ -42,6 +42,7 @@ from intarsia.live.report import Counts, Loaded
 from intarsia.live.values import Values
 from intarsia.opened.entries import read_entries
 from intarsia.opened.masters import check_rounded
+from intarsia.planning.inventory import Role
 from intarsia.run.budget import Budget
 from intarsia.run.losses import Losses, changed_tensors, summary
 from intarsia.run.progress import Progress, counting
@@ -235,7 +236,8 @@ def _put(into: Any, ready: _Ready, team: Crew) -> None:
         contents.give(manifest.path)
     for each in ready.brought:
         report.notes += each.put()
-    report.extra, notes = extra_in(ready.entries, team.rank, team.size)
+    beside = {x.name for x in manifest.inventory if x.role is Role.TRAINING}
+    report.extra, notes = extra_in(ready.entries, team.rank, team.size, beside)
     report.notes += notes
     ready.values.put(contents, manifest, ready.entries, report.extra)
     if not ready.copied:

@@ -11,20 +11,29 @@ from typing import Any
 
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import UsageError
-from intarsia.live.entries import EXTRA, pack, spread, unpack
+from intarsia.format.optimizer_state.optimizer_names import may_be_optimizers
+from intarsia.live.entries import EXTRA, OF_RANK, pack, spread, unpack
 from intarsia.live.model.contents import ModelContents
 from intarsia.planning.manifest import Manifest
 
 
 def packed_with(contents: ModelContents, given: Mapping[str, bytes]) -> dict[str, bytes]:
-    """`extra` as it was given, with the values and the extra state of what is saved; raise where names meet."""
+    """`extra` as it was given, with the values and the extra state of what is saved; raise where names meet.
+
+    The values of a dict have the names that `dcp.save` gives them, but for those that would pass for an optimizer's.
+    """
     found = dict(given)
     for name, value in (*contents.values.items(), *contents.extra_state.items()):
-        if name in found:
+        if EXTRA + name in found:
             raise UsageError(
                 f"`{name}` is in `extra` and also in the model's state", hint="rename one of them"
             )
-        found[name] = pack(value, name)
+        if name in contents.tensors or name.startswith((EXTRA, OF_RANK)):
+            raise UsageError(
+                f"the value `{name}` of the dict has the name of a tensor, or of what `extra` holds",
+                hint="rename its key",
+            )
+        found[EXTRA + name if may_be_optimizers(name) else name] = pack(value, name)
     return found
 
 
@@ -43,7 +52,8 @@ class Values:
         listed, own = spread(manifest.entries, size)
         label = next((x.name for x in manifest.inventory if x.kind == "section"), "")
         for name in (*contents.leaves, *contents.extra_state):
-            ways = (EXTRA + name, name, f"{EXTRA}{label}.{name}", f"{label}.{name}")
+            inner = name.removeprefix(f"{label.strip('.')}.")
+            ways = (EXTRA + name, name, f"{EXTRA}{label}.{name}", f"{label}.{name}", inner)
             entry = next((way for way in ways if way in manifest.entries), None)
             if entry is not None or name in own:
                 entries[name] = entry or name
@@ -75,7 +85,8 @@ class Values:
                 held[key] = found[name]
         contents.set_extra_state(found)
         for name in contents.extra_state:
-            extra.pop(name, None)
+            for taken in (name, self.entries.get(name, name)):
+                extra.pop(taken, None)
 
 
 def _is_empty(value: Any) -> bool:

@@ -30,6 +30,16 @@ def may_have_roots(names: Iterable[str]) -> bool:
     return any(word in text for word in ("state.", "param_groups", "\noptim"))
 
 
+def may_be_optimizers(name: str) -> bool:
+    """Whether a name could be one of an optimizer's, by the words in it.
+
+    >>> may_be_optimizers("optim.lr"), may_be_optimizers("train_state.step")
+    (True, False)
+    """
+    words = name.lower().split(".")
+    return any("optim" in word or word in ("state", "param_groups") for word in words)
+
+
 def roots_of(tensors: Mapping[str, Shape], objects: Iterable[str]) -> tuple[str, ...]:
     """The prefix of the names of each optimizer, in order of appearance; each ends in a dot, or is empty."""
     found: dict[str, None] = {}

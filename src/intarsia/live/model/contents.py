@@ -34,7 +34,7 @@ class ModelContents:
     leaves: Mapping[str, Leaf] = field(default_factory=dict)
     optimizers: Mapping[str, Any] = field(default_factory=dict)
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The keys that lead to each module, by its prefix, and to each tensor of a dict."""
+    """The keys that lead to each module, by its prefix, and to each tensor and value of a dict."""
 
     @staticmethod
     def of(given: Any) -> ModelContents:
@@ -72,6 +72,7 @@ class ModelContents:
             else:
                 _check_plain(value, name)
                 leaves[name] = (held, key)
+                keys[name] = path[:-1]
         return ModelContents(modules, loose, leaves, optimizers, keys)
 
     def optimizer_with(self, given: Any) -> Any:
@@ -99,8 +100,8 @@ class ModelContents:
 
     @property
     def nesting(self) -> dict[str, tuple[str, ...]]:
-        """The keys above each tensor that lies in a dict of the one that was given."""
-        found = {name: self.keys[name] for name in self.loose if self.keys[name]}
+        """The keys above each tensor and value that lies in a dict of the one that was given."""
+        found = {name: self.keys[name] for name in (*self.loose, *self.leaves) if self.keys[name]}
         for prefix, held in self.modules.items():
             found |= dict.fromkeys((prefix + n for n in held.tensors), self.keys.get(prefix, ()))
         return {n: keys for n, keys in found.items() if keys and n == bare(n)}

@@ -64,7 +64,8 @@ class Statement:
             for part, proof in parts
         ]
         named = [proof for _, proof in proofs.values()]
-        common = message_of((rows, [*shapes], named, [*above], dict(entries), config))
+        beside = {name: keys for name, keys in nesting.items() if name in extra}
+        common = message_of((rows, [*shapes], named, [*above], dict(entries), config, beside))
         return Statement(common, [(box.offsets, box.shape) for _, box in boxes], extra)
 
     @property
@@ -88,7 +89,7 @@ def heard(said: Sequence[Statement], digests: Sequence[bytes]) -> list[Heard]:
     known: dict[tuple[Shape, Shape], Box] = {}
     found = []
     for each, digest in zip(said, digests, strict=True):
-        rows, shapes, proofs, above, entries, config = common[digest]
+        rows, shapes, proofs, above, entries, config, beside = common[digest]
         boxes = [known.setdefault(box, Box(*box)) for box in each.boxes]
         held = [
             HeldBox(name, BY_NAME[dtype], shapes[shape], boxes[box], proofs[proof])
@@ -97,7 +98,7 @@ def heard(said: Sequence[Statement], digests: Sequence[bytes]) -> list[Heard]:
         nesting = (
             {name: above[keys] for name, *_, keys in rows if above[keys]} if any(above) else {}
         )
-        found.append(Heard(held, entries, each.extra, config, nesting))
+        found.append(Heard(held, entries, each.extra, config, nesting | beside))
     return found
 
 

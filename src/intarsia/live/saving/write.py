@@ -20,6 +20,7 @@ from intarsia.conversion.replacing import check_replaceable
 from intarsia.errors import CoverageError, IntarsiaError, add_hint
 from intarsia.format.base import Arrangement, Slot
 from intarsia.format.folder.side_files import DIGESTS
+from intarsia.live.entries import EXTRA
 from intarsia.live.loading.fill import as_bytes
 from intarsia.live.report import Saved
 from intarsia.live.saving.digests import SaveDigests, Sums
@@ -102,7 +103,7 @@ def write(
         what.counts.tensors,
         what.counts.state_tensors,
         what.counts.hyperparameters,
-        sorted(what.extra),
+        sorted(name.removeprefix(EXTRA) for name in what.extra),
         what.counts.changed,
     )
 
