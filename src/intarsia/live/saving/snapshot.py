@@ -10,17 +10,19 @@ from typing import Any
 import torch
 
 from intarsia.errors import UsageError, few
+from intarsia.format.naming.section import OWN
 from intarsia.live.entries import pack, packed
 from intarsia.live.megatron import rows as megatron_rows
 from intarsia.live.megatron.model import is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import hub_config
 from intarsia.live.model.contents import ModelContents
 from intarsia.live.model.holding import memories_of
-from intarsia.live.model.names import config_of_all, model_in
+from intarsia.live.model.names import config_of_all
 from intarsia.live.optimizer.agreement import WITHOUT
-from intarsia.live.optimizer.classes import classes_of
+from intarsia.live.optimizer.classes import classes_of, opened
 from intarsia.live.optimizer.groups import settings_by_name
 from intarsia.live.optimizer.named import NamedOptimizer
+from intarsia.live.optimizer.several import each_of
 from intarsia.live.optimizer.state_to_save import never_stepped, states, values
 from intarsia.live.report import Counts
 from intarsia.live.saving.parts import HeldPart, SeenTensor, parts_of
@@ -86,9 +88,7 @@ def snapshot(
     entries: dict[str, bytes] = {}
     optimizer = contents.optimizer_with(optimizer)
     if optimizer is not None:
-        # torch names the state of a dict's one model as that does itself, without the key.
-        sole = contents.modules.keys() == {"model."} and not contents.loose
-        own = NamedOptimizer.of(model_in(model) if sole else model, optimizer, state=True)
+        own = NamedOptimizer.of(_stepped_model(model, contents, optimizer), optimizer, state=True)
         entries = values(own)
         entries[CLASS] = pack(classes_of(own.held), CLASS)
         entries[WITHOUT] = pack(never_stepped(own), WITHOUT)
@@ -111,3 +111,17 @@ def snapshot(
             hint="load the model, or give it memory and initialise it",
         )
     return Snapshot(memory, cut, entries, given, lent, counts, identities, contents.nesting)
+
+
+def _stepped_model(given: Any, contents: ModelContents, optimizer: Any) -> Any:
+    """What gives an optimizer's parameters their names: as in torch, the dict's model alone where it steps nothing else.
+
+    That is the one with a framework's own name, of whose optimizer every reader takes such state.
+    """
+    own = {name.partition(".")[0] for name in (*contents.modules, *contents.loose)} & OWN
+    if own != {"model"} or "model." not in contents.modules:
+        return given
+    model = contents.modules["model."].module
+    held = {id(param) for param in model.parameters()}
+    groups = (group for one in each_of(opened(optimizer).settings) for group in one.param_groups)
+    return model if all(id(p) in held for group in groups for p in group["params"]) else given
