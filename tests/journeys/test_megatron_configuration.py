@@ -281,8 +281,7 @@ def test_arguments_that_no_configuration_says_need_one(
     ("family", "change"),
     [
         ("granite", {"residual_multiplier": 0.5}),
-        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}),
-        ("deepseek_v3", {"norm_topk_prob": False}),
+        ("granite", {"embedding_multiplier": 12.0}),
     ],
 )
 def test_what_config_json_alone_says_is_missed_without_it(
@@ -299,6 +298,30 @@ def test_what_config_json_alone_says_is_missed_without_it(
     with pytest.raises(FamilyError, match=r"only_in_config_json is .*, other fields"):
         intarsia.convert(folder, tmp_path / "back", to="hf", config=CASES[family])
     intarsia.convert(folder, tmp_path / "back", to="hf", config=config)
+    assert intarsia.verify(src, tmp_path / "back")
+
+
+@pytest.mark.parametrize("middle", ["torch_dist", "fsdp_dtensor"])
+@pytest.mark.parametrize(
+    ("family", "change"),
+    [
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 77.0}}),
+        ("llama", {"is_causal": False, "hidden_act": "gelu"}),
+        ("deepseek_v3", {"norm_topk_prob": False, "rms_norm_eps": 1e-5}),
+        ("qwen3_moe", {"norm_topk_prob": True, "num_experts_per_tok": 1}),
+    ],
+)
+def test_what_config_json_alone_says_is_found_again_where_the_family_is_known(
+    family: str, change: Any, middle: str, tmp_path: Path
+) -> None:
+    config = CASES[family] | change
+    src = write_hf(tmp_path / "hf", weights(config), config, 1)
+    intarsia.convert(src, tmp_path / "mid", to=middle)
+    (tmp_path / "mid" / "config.json").unlink()
+    intarsia.convert(tmp_path / "mid", tmp_path / "back", to="hf")
+    made = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert arguments_of_config(made).unsaid == arguments_of_config(config).unsaid
+    assert {name: made[name] for name in change} == change
     assert intarsia.verify(src, tmp_path / "back")
 
 

@@ -13,10 +13,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from intarsia.errors import FormatError, few
+from intarsia.family.config.heeded import heeded_fields
 from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.megatron.common import whole_argument
 from intarsia.format.megatron.configuration.argument_facts import model_facts, scaling_if_ignored
-from intarsia.format.megatron.configuration.argument_table import NORMED, ROWS, UNSAID, YARN
+from intarsia.format.megatron.configuration.argument_table import (
+    NORMED,
+    ROPE,
+    ROWS,
+    UNSAID,
+    YARN,
+)
 from intarsia.format.megatron.configuration.config_to_arguments import LLAMA3
 from intarsia.format.megatron.configuration.contradictions import (
     disagreements,
@@ -63,6 +70,7 @@ def config_from_arguments(args: Mapping[str, Any], metadata: Metadata) -> MadeCo
         ) from error
     if config is None:
         return MadeConfig()
+    config = _with_unsaid(config, args)
     if strange := seen.strange_to(config):
         return MadeConfig(notes=(f"not a {config['model_type']}, which has no {few(strange, 4)}",))
     doubt = disproved(args, metadata.tensors)
@@ -78,6 +86,18 @@ def config_from_arguments(args: Mapping[str, Any], metadata: Metadata) -> MadeCo
     beyond = tuple(f"{name}={said[name]!r}" for name in unsaid)
     notes += notes_on_hub(args, config)
     return MadeConfig(config, (_how_read(config, beyond), *notes), beyond)
+
+
+def _with_unsaid(config: Config, args: Mapping[str, Any]) -> Config:
+    """The same with the fields that our own conversion kept for want of arguments, where its family heeds them all."""
+    kept = plain(args.get(UNSAID))
+    if not isinstance(kept, dict):
+        return config
+    base = {"rope_theta": config["rope_parameters"]["rope_theta"]}
+    rope = {ROPE: base | kept[ROPE]} if isinstance(kept.get(ROPE), dict) else {}
+    whole = config | kept | rope
+    heeded = heeded_fields(config["model_type"]) or ()
+    return {k: v for k, v in whole.items() if k in config or k in heeded}
 
 
 def _how_read(config: Config, beyond: tuple[str, ...]) -> str:
