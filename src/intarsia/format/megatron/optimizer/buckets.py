@@ -11,14 +11,12 @@ have; exactly one must fit.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
 from intarsia.errors import FormatError
 from intarsia.family import Param
 from intarsia.format.dcp.metadata import TensorRecord
-from intarsia.format.megatron.keys import Key
 from intarsia.format.megatron.optimizer.buffers import Bucket, BufferPlace, Buffers, buffers_of
 from intarsia.format.megatron.optimizer.eight_bits import is_of_type, why_unfit
 from intarsia.format.megatron.optimizer.parameter_order import (
@@ -26,6 +24,7 @@ from intarsia.format.megatron.optimizer.parameter_order import (
     Parameter,
     parameters_in_memory,
 )
+from intarsia.format.megatron.optimizer.stages import NumberedParameters
 from intarsia.format.megatron.optimizer.state_tensors import state_row
 from intarsia.frozen import frozen
 from intarsia.layout import shard
@@ -34,7 +33,6 @@ from intarsia.planning.manifest import Chunk, Stored
 from intarsia.state.names import StateName
 
 _ALIGNED = 64
-_NORM = "decoder.final_layernorm.weight"
 
 
 def read_buckets(
@@ -208,12 +206,13 @@ _Placed = tuple[list[Bucket], str, list[BucketEntry]]
 def _fit_all(buffers: Buffers, params: list[Parameter], grid: RankGrid) -> list[_Placed] | None:
     """The parameters of every rank in its buckets, stage by stage; None where one does not fit."""
     layers = 1 + max((p.rule.layer[0] for p in params if p.rule.layer), default=-1)
+    numbered = NumberedParameters.of(params)
     out: list[_Placed] = []
     start = 0
     for stage in range(grid.pp * grid.chunks):
         virtual, rank = divmod(stage, grid.pp)
         for end in range(layers, start - 1, -1):
-            held = _of_stage(params, start, end, stage, stage == grid.pp * grid.chunks - 1)
+            held = numbered.of_stage(start, end, stage, stage == grid.pp * grid.chunks - 1)
             fitted = _fit_stage(buffers, held, grid, rank, virtual)
             if fitted is not None:
                 out += fitted
@@ -222,35 +221,6 @@ def _fit_all(buffers: Buffers, params: list[Parameter], grid: RankGrid) -> list[
         else:
             return None
     return out if start == layers else None
-
-
-def _of_stage(
-    params: list[Parameter], start: int, end: int, stage: int, last: bool
-) -> list[Parameter]:
-    ahead = any(p.name.startswith("mtp.") for p in params)
-    of_decoder = (k.layer for p in params if "mtp" not in (k := Key.parse(p.name)).head)
-    layers = 1 + max((n for n in of_decoder if n is not None), default=-1)
-
-    def belongs(p: Parameter) -> bool:
-        key = Key.parse(p.name)
-        if key.layer is not None and "mtp" not in key.head:
-            return start <= key.layer < end
-        if (
-            ahead and p.name == _NORM
-        ):  # where the last layer is, were the others in a stage of their own
-            return start < end == layers
-        return stage == 0 if "embedding" in p.name else last
-
-    held = [p for p in params if belongs(p)]
-    if not last or not stage:
-        return held
-    # The last stage has its own copy of the embedding where it predicts further tokens, and of a tied head.
-    words = [p for p in params if p.name.endswith("word_embeddings.weight")]
-    if not any("output_layer" in p.name for p in held):
-        held += [replace(p, name="output_layer.weight", copied=True) for p in words]
-    if ahead:
-        held = [replace(p, name=f"mtp.{p.name}", copied=True) for p in words] + held
-    return held
 
 
 def _fit_stage(
