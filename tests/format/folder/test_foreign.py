@@ -49,6 +49,8 @@ NAMES = [
     (("pytorch_model_fsdp_0_rank0.bin", "pytorch_model_fsdp_0_rank1.bin"), "one pickle for each rank", "SHARDED_STATE_DICT"),
     (("mp_rank_00/model_optim_rng.pt",), "Megatron-LM checkpoint", "--ckpt-convert-format torch_dist"),
     (("iter_0000010/mp_rank_01_003/model_rng.pt", "latest_checkpointed_iteration.txt"), "Megatron-LM checkpoint", "torch_dist"),
+    (("model_optim_rng.pt",), "one model-parallel rank's pickle", "--ckpt-convert-format torch_dist"),
+    (("distrib_optim.pt", "model_rng.pt"), "one model-parallel rank's pickle", "torch_dist"),
     (("0/iter_0000010_0_local.pt", "1/iter_0000010_1_local.pt"), "0 holds Megatron-LM's local checkpoint", "--ckpt-format torch_dist"),
     (("iter_0000010_0_local.pt",), "local checkpoint, one pickle for each rank", "on the same ranks"),
     (("config.json", "pytorch_model.bin"), "Transformers in a pickle", "save_pretrained"),

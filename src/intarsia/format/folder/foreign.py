@@ -131,6 +131,9 @@ MEGATRON = Foreign(
     "a Megatron-LM checkpoint with one pickle for each model-parallel rank (format `torch`)",
     "load and save it once with Megatron's --ckpt-convert-format torch_dist",
 )
+MEGATRON_RANK = Foreign(
+    "one model-parallel rank's pickle of a Megatron-LM checkpoint (format `torch`)", MEGATRON.remedy
+)
 MEGATRON_LOCAL = Foreign(
     "Megatron-LM's local checkpoint, one pickle for each rank (--non-persistent-ckpt-type local)",
     "resume from it on the same ranks, and save with --save and --ckpt-format torch_dist, which is read",
@@ -163,6 +166,7 @@ _BY_NAMES = (
     (r"model_world_size_\d+_rank_\d+\.pt", VERL),
     (r"pytorch_model_fsdp(_\d+)?_rank\d+\.bin", ACCELERATE_RANKS),
     (r"iter_\d{7,}_\d+_local\.pt", MEGATRON_LOCAL),
+    (r"model_(optim_)?rng\.pt|distrib_optim\.pt", MEGATRON_RANK),
     (r"__\d+\.metadata", RANKS_METADATA),
     (r"_CHECKPOINT_METADATA|manifest\.ocdbt|ocdbt\.process_\d+", ORBAX),
     (r"pytorch_model(\.[^.]+)?\.bin|pytorch_model.*\.bin\.index(\..+)?\.json|pytorch_model-\d+-of-\d+\.bin", PICKLED_MODEL),
