@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import intarsia
-from intarsia.errors import FamilyError
+from intarsia.errors import FamilyError, FormatError
 from intarsia.format.megatron.hybrid import gpt_arguments
 from tests.checkpoints import read_dcp, write_dcp
 from tests.family.configs import CASES
@@ -122,3 +122,13 @@ def test_what_counts_layers_of_both_kinds_counts_those_of_attention() -> None:
         "decoder_first_pipeline_num_layers": None,
         "hidden_size": 8,
     }
+
+
+def test_a_hybrid_model_of_megatron_fsdp_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    made(tmp_path / "hf", "qwen3")
+    intarsia.convert(tmp_path / "hf", tmp_path / "gpt", to="fsdp_dtensor")
+    (gpt,) = (tmp_path / "gpt").glob("iter_*")
+    names = [pair for name, x in read_dcp(gpt).items() for pair in hybrid_names(name, x)]
+    found = write_dcp(tmp_path / "hybrid", {name: x.clone() for name, x in names})
+    with pytest.raises(FormatError, match="a HybridModel's, which is read from torch_dist alone"):
+        intarsia.open(found, config=CASES["qwen3"])

@@ -40,6 +40,7 @@ from intarsia.format.megatron.fsdp_dtensor.write import (
     fsdp_dtensor_targets,
     spell,
 )
+from intarsia.format.megatron.hybrid import as_gpt
 from intarsia.format.megatron.optimizer.groups import STEPS
 from intarsia.format.megatron.own_format import ARGS, MegatronFormat, arguments_alone
 from intarsia.format.optimizer_state.numbered_state import (
@@ -76,6 +77,11 @@ class FsdpDtensor(MegatronFormat):
         root = find_fsdp_dtensor(path)
         with Folder(root) as folder:
             metadata, sizes = open_metadata(folder, complain)
+            if as_gpt(metadata).on_disk:
+                raise FormatError(
+                    f"{root} is a HybridModel's, which is read from torch_dist alone",
+                    hint="load it in Megatron-LM and save it with --ckpt-format torch_dist",
+                )
             args: Mapping[str, Any] = {}
             with going_on(complain):
                 args = saved_arguments(folder, metadata)
