@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from itertools import product
 from math import prod
 from typing import Any
@@ -66,6 +67,33 @@ def from_torch(placements: Sequence[Any]) -> tuple[Placement, ...]:
         else:
             found.append(Shard(p.dim))
     return tuple(found)
+
+
+def placements_of(tensor: Any) -> tuple[Placement, ...]:
+    """What the placements of a DTensor say of its parts; raise where they cannot be believed.
+
+    FSDP2 of torch 2.11 takes an axis that tensor parallelism interleaves for one that nobody cuts.
+    """
+    found, mesh = from_torch(tensor.placements), tensor.device_mesh
+    cuts = [
+        (k, p) for k, p in enumerate(found) if not isinstance(p, Replicate) and mesh.size(k) > 1
+    ]
+    forgotten = any(
+        isinstance(later, Strided) and k < j and p.dim == later.dim
+        for k, p in cuts
+        for j, later in cuts
+    )
+    if forgotten and (version := _torch_version()) < (2, 12):
+        raise LayoutError(
+            f"placements {tensor.placements} do not say where the elements are: FSDP2 of torch"
+            f" {'.'.join(map(str, version))} forgets that tensor parallelism had interleaved the axis that it cuts",
+            hint="use torch 2.12 or later, or FSDP2 without tensor parallelism for these modules",
+        )
+    return found
+
+
+def _torch_version() -> tuple[int, ...]:
+    return tuple(map(int, metadata.version("torch").split("+")[0].split(".")[:2]))
 
 
 def local(

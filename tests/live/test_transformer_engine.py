@@ -16,10 +16,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from intarsia import placement
 from intarsia.errors import CoverageError, LayoutError, UsageError
 from intarsia.live.transformer_engine import model_state, set_device_mesh, set_state
 from intarsia.mesh import Box
-from intarsia.placement import boxes, from_torch
+from intarsia.placement import boxes, placements_of
 from tests.live.transformer_engine_model import (
     Model,
     te_attention,
@@ -33,6 +34,8 @@ from tests.live.transformer_engine_model import (
 
 GATED = _StridedShard(0, split_factor=2)
 HIDDEN, FFN = 12, 20
+FORGETS = placement._torch_version() < (2, 12)
+"""Whether FSDP2 of the installed torch forgets that tensor parallelism has interleaved an axis."""
 
 
 def ranks(fsdp: int, tp: int) -> Iterator[DeviceMesh]:
@@ -60,7 +63,7 @@ def placed(module: nn.Module, mesh: DeviceMesh, **more: Any) -> dict[str, Any]:
 
 def boxes_held(param: DTensor, place: Any) -> list[tuple[Box, Box]]:
     """The boxes of the rank at `place`; torch's caches know one rank per process."""
-    return boxes(param.shape, param.device_mesh.shape, from_torch(param.placements), place)
+    return boxes(param.shape, param.device_mesh.shape, placements_of(param), place)
 
 
 def collected(build: Callable[[Any], nn.Module], name: str, fsdp: int, tp: int) -> torch.Tensor:
@@ -217,7 +220,31 @@ def test_a_gated_mlp_is_whole_whatever_the_mesh(name: str, fsdp: int, tp: int) -
         return te_mlp("m", HIDDEN, FFN, group)
 
     truth = build(None).get_parameter(name).detach()
-    assert collected(build, name, fsdp, tp).equal(truth)
+    if FORGETS and fsdp > 1 and tp > 1 and "fc1" in name:
+        with pytest.raises(LayoutError, match="do not say where the elements are"):
+            collected(build, name, fsdp, tp)
+    else:
+        assert collected(build, name, fsdp, tp).equal(truth)
+
+
+def test_what_fsdp_of_torch_2_11_forgets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for mesh in ranks(2, 2):
+        part = torch.zeros(10, HIDDEN)
+        for first, known in (
+            (GATED, False),
+            (Shard(0), False),
+            (Shard(1), True),
+            (Replicate(), True),
+        ):
+            held = DTensor.from_local(part, mesh, (first, GATED), run_check=False)
+            monkeypatch.setattr(placement, "_torch_version", lambda: (2, 12))
+            assert placements_of(held)
+            monkeypatch.setattr(placement, "_torch_version", lambda: (2, 11))
+            if known:
+                assert placements_of(held)
+                continue
+            with pytest.raises(LayoutError, match=r"FSDP2 of torch 2\.11 forgets"):
+                placements_of(held)
 
 
 @pytest.mark.parametrize("fsdp", [1, 2, 3])
@@ -226,6 +253,8 @@ def test_fused_query_key_and_value_are_whole_whatever_the_mesh(fsdp: int) -> Non
         return te_attention("a", HIDDEN, group, fused=True)
 
     truth = build(None).get_parameter("layernorm_qkv.weight").detach()
+    if FORGETS and fsdp > 1:
+        pytest.skip("refused, as the gated ones are")
     assert collected(build, "layernorm_qkv.weight", fsdp, 2).equal(truth)
 
 

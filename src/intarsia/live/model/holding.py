@@ -19,7 +19,7 @@ from intarsia.dtypes import BY_TORCH, DType
 from intarsia.errors import LayoutError
 from intarsia.layout import Layout
 from intarsia.mesh import Box, Shape
-from intarsia.placement import from_torch, local
+from intarsia.placement import local, placements_of
 from intarsia.planning.manifest import Target
 from intarsia.value import PLAIN, Value
 
@@ -120,7 +120,7 @@ def held_layout(x: Layout, tensor: Any, *, literal: bool = False) -> Layout:
     if not is_dtensor(tensor):
         return x
     mesh = tensor.device_mesh
-    placements = from_torch(tensor.placements)
+    placements = placements_of(tensor)
     sizes = tuple(mesh.size(axis) for axis in range(mesh.ndim))
     return local(x, sizes, placements, mesh.get_coordinate(), literal=literal)
 

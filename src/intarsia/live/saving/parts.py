@@ -17,7 +17,7 @@ from intarsia.dtypes import DType
 from intarsia.errors import LayoutError
 from intarsia.live.model.holding import distributed, dtype_of, is_dtensor
 from intarsia.mesh import Box, Shape
-from intarsia.placement import boxes, from_torch
+from intarsia.placement import boxes, placements_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class _Places:
         key = tensor.shape, id(mesh), tensor.placements
         if key not in self._boxes:
             sizes = tuple(mesh.size(axis) for axis in range(mesh.ndim))
-            placements = from_torch(tensor.placements)
+            placements = placements_of(tensor)
             self._boxes[key] = boxes(tensor.shape, sizes, placements, mesh.get_coordinate())
         return self._boxes[key]
 

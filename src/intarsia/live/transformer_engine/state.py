@@ -34,7 +34,7 @@ from torch.optim import Optimizer
 from intarsia.errors import CoverageError, LayoutError, few
 from intarsia.format.registry import live_format
 from intarsia.live.model.module_state import is_extra_state
-from intarsia.placement import Strided, boxes, from_torch
+from intarsia.placement import Strided, boxes, placements_of
 from intarsia.store.address import named
 from intarsia.store.reading.folder import Folder
 
@@ -134,7 +134,7 @@ def _boxed(value: Any) -> Any:
     """
     if not isinstance(value, DTensor):
         return value
-    placements = from_torch(value.placements)
+    placements = placements_of(value)
     if not any(isinstance(p, Strided) for p in placements):
         return value
     alias = DTensor.from_local(
