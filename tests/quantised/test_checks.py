@@ -198,6 +198,25 @@ def test_equal_codes_that_are_declared_otherwise_are_not_equal(
     )
 
 
+@pytest.mark.parametrize("unsaid", [{}, {"checkpoint_format": "gptq"}])
+def test_equal_zero_points_of_the_two_formats_of_gptq_are_other_numbers(
+    tmp_path: Path, unsaid: dict[str, Any]
+) -> None:
+    tensors, config = llama()
+    make, said = SCHEMES["gptq"]
+    made = make(tensors)
+    a, b, same = (
+        write_hf(tmp_path / f"{k}", made, config | {"quantization_config": said | more})
+        for k, more in enumerate((unsaid, {"checkpoint_format": "gptq_v2"}, {"checkpoint_format": "gptq"}))
+    )  # fmt: skip
+    report = intarsia.verify(a, b)
+    assert not report
+    (text,) = [x.text for x in report.beside if x.counts]
+    assert text == "format gptq in A, gptq_v2 in B: equal codes are other numbers"
+    assert intarsia.verify(a, same), "gptq is what is meant where nothing is said"
+    assert intarsia.verify(b)
+
+
 def test_weights_in_several_ways_are_declared_otherwise_where_one_way_is_another(
     tmp_path: Path,
 ) -> None:

@@ -88,6 +88,7 @@ def _scheme(said: Config) -> Scheme:
     group = _whole(said.get("group_size", said.get("q_group_size", 0)))
     if method in ("awq", "gptq"):
         format = str(said.get("checkpoint_format") or said.get("version") or "").lower()
+        format = format or ("gptq" if method == "gptq" else "")  # zero points less one, as ever
         bits = _whole(said.get("bits", said.get("w_bit", 4)))
         symmetric = not said.get("zero_point", True) if method == "awq" else bool(said.get("sym"))
         if exceptions := _exceptions(said.get("dynamic")):
