@@ -50,6 +50,35 @@ def test_scales_that_are_no_numbers_or_zero_are_faults(
     assert faults_of(tmp_path / "dcp") == [(kind, (SCALE,))]
 
 
+@pytest.mark.parametrize(
+    ("kind", "value"), [("scale-nan", float("nan")), ("scale-zero", 0.0), ("scale-missing", None)]
+)
+def test_scales_of_a_scheme_that_is_not_known_are_judged_too(
+    tmp_path: Path, kind: str, value: float | None
+) -> None:
+    tensors, config = llama()
+    make, said = SCHEMES["aqlm"]
+    found, module = make(tensors), Q.removesuffix(".weight")
+    path = write_hf(tmp_path / "sound", found, config | {"quantization_config": said})
+    assert intarsia.verify(path)
+    scales = found.pop(f"{module}.scales")
+    if value is not None:
+        found[f"{module}.scales"] = torch.full_like(scales, value)
+    path = write_hf(tmp_path / "wrong", found, config | {"quantization_config": said})
+    (fault,) = intarsia.verify(path).faults
+    assert fault.kind == kind
+    assert f"`{module}" in fault.text
+
+
+def test_zero_points_that_are_no_numbers_are_a_fault(tmp_path: Path) -> None:
+    tensors, config = llama()
+    make, said = SCHEMES["quanto 4 bits"]
+    found = make(tensors)
+    found[f"{Q}._shift"][3] = float("nan")
+    path = write_hf(tmp_path / "hf", found, config | {"quantization_config": said})
+    assert faults_of(path) == [("scale-nan", (f"{Q}._shift",))]
+
+
 def test_a_scale_of_activations_is_said_to_scale_these(tmp_path: Path) -> None:
     tensors, config = quantised()
     for value, end in ((0.0, "all zero"), (float("nan"), "NaN or infinite")):

@@ -12,9 +12,10 @@ from functools import cache
 from itertools import takewhile
 from typing import Any
 
-from intarsia.quantised.lacking import faults_of_parts
+from intarsia.quantised.lacking import faults_of_modules, faults_of_parts
 from intarsia.quantised.scheme import Scheme, scheme_of
 from intarsia.quantised.weight import (
+    UNKNOWN,
     AlikeWeights,
     PartRole,
     QuantisedWeight,
@@ -37,6 +38,7 @@ from intarsia.quantised.words import (
 
 Tensors = Mapping[str, Typed]
 _FORMS = {"_packed": "packed", "_blocks": "mxfp4", "._data": "quanto"}
+_OF_MODULE = {"scale": PartRole.SCALE, "scales": PartRole.SCALE, "zero": PartRole.ZERO, "zeros": PartRole.ZERO}  # fmt: skip
 _INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32", "F4")
 
 
@@ -93,6 +95,7 @@ def find_quantised(
     if scheme is not None and scheme.method not in KNOWN:
         taken -= {p.name for p in lone}
     modules = QuantisedWeights.of(_by_module(tensors, taken, scheme))
+    faults += faults_of_modules(modules)
     lone = [p for p in lone if p.name not in modules.by_part]
     alike = (*weights.alike, *modules.alike)
     more = (len(weights.alike) + kind for kind in modules.order)
@@ -196,13 +199,17 @@ def _by_module(
     for module, found in codes.items():
         names = modules[module]
         if found and (not known or len(names) > 1):
-            parts = [
-                weight_part(tensors[n], n.rpartition(".")[2], PartRole.WEIGHT if n == found[0] else PartRole.OTHER)
-                for n in names
-            ]  # fmt: skip
+            parts = [_part_of_module(tensors[n], is_main=n == found[0]) for n in names]
             main = next(p for p in parts if p.role is PartRole.WEIGHT)
             rest = tuple(p for p in parts if p is not main)
-            yield QuantisedWeight(f"{module}.weight", "unknown", main, rest, True, scheme)
+            yield QuantisedWeight(f"{module}.weight", UNKNOWN, main, rest, True, scheme)
+
+
+def _part_of_module(s: Typed, *, is_main: bool) -> WeightPart:
+    """A part of a weight in a scheme that is not known, which has scales and zero points of the usual names."""
+    word = s.name.rpartition(".")[2]
+    role = _OF_MODULE.get(word, PartRole.OTHER) if s.dtype.floating else PartRole.OTHER
+    return weight_part(s, word, PartRole.WEIGHT if is_main else role)
 
 
 def _notes(
@@ -213,7 +220,7 @@ def _notes(
         counts[kind.first.label] = counts.get(kind.first.label, 0) + len(kind.names)
     for label, n in counts.items():
         yield f"{n:,} weights are quantised ({label}): each moves bit for bit with its scales"
-    unknown = sum(len(kind.names) for kind in alike if kind.first.form == "unknown")
+    unknown = sum(len(kind.names) for kind in alike if kind.first.form == UNKNOWN)
     if unknown:
         yield f"the scheme {scheme} is not known: {unknown:,} modules are carried name by name, and no mesh cuts them"
     plain = [part for part in lone if part.dtype.name.startswith("F8")]

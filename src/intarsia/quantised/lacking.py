@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from intarsia.quantised.scheme import Scheme
 from intarsia.quantised.shapes import misshaped
 from intarsia.quantised.weight import (
+    UNKNOWN,
     AlikeWeights,
     PartRole,
     QuantisedWeight,
@@ -35,6 +36,11 @@ def faults_of_parts(
     yield from _missing(weights, bare, scheme)
     yield from _orphaned(tensors, loose, weights, scheme)
     yield from _faults(weights, misshaped)
+
+
+def faults_of_modules(weights: QuantisedWeights) -> Iterator[ScaleFault]:
+    """Weights in a scheme that is not known without a scale or zero point that their like have."""
+    yield from _unlike(weights, None)
 
 
 def _faults(
@@ -90,8 +96,9 @@ def _unlike(weights: QuantisedWeights, scheme: Scheme | None) -> Iterator[ScaleF
                 _DIGITS.sub("", of) for kind in like if kind not in lack for of, _ in kind.names
             }
             for w in (w for kind in lack for w in kind.weights if _DIGITS.sub("", w.of) in have):
-                if not any(_lacking(w)):
-                    text = f"`{w.main.name}` ({w.label}) lacks its {word.strip('_.')}, which the same weights of other layers have"
+                if w.form == UNKNOWN or not any(_lacking(w)):
+                    name = w.of.removesuffix(".weight") if w.form == UNKNOWN else w.main.name
+                    text = f"`{name}` ({w.label}) lacks its {word.strip('_.')}, which the same weights of other layers have"
                     yield ScaleFault("scale-missing", (w.main.name,), text)
 
 

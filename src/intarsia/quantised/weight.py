@@ -13,6 +13,9 @@ from intarsia.frozen import frozen, frozen_open
 from intarsia.mesh import Shape
 from intarsia.quantised.scheme import Scheme
 
+UNKNOWN = "unknown"
+"""The form of weights in a scheme that is not known: all tensors of a module."""
+
 
 class PartRole(StrEnum):
     """What a stored tensor is to the weight that it belongs to."""
@@ -94,7 +97,7 @@ class QuantisedWeight:
     @property
     def own_shapes(self) -> tuple[WeightPart, ...]:
         """The parts whose shapes are not those of the model's weights, whatever their names."""
-        return () if not self.packed else self.parts if self.form == "unknown" else (self.main,)
+        return () if not self.packed else self.parts if self.form == UNKNOWN else (self.main,)
 
     @property
     def parts(self) -> tuple[WeightPart, ...]:

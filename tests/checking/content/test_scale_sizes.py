@@ -155,6 +155,25 @@ def test_scales_that_round_to_zero_in_a_narrow_type_are_sound(tmp_path: Path) ->
     assert not faults(tmp_path / "hf", tensors, config)
 
 
+def test_half_of_the_scales_do_not_round_to_zero_in_any_type(tmp_path: Path) -> None:
+    tensors, config = made("fp8 blocks")
+    name = f"{UP}weight_scale_inv"
+    tensors[name] = tensors[name].half()
+    tensors[name][:6] = 0
+    assert faults(tmp_path / "hf", tensors, config) == [("scale-zero", (name,))]
+
+
+def test_scales_of_some_experts_that_are_zero_are_not_called_all_of_them(tmp_path: Path) -> None:
+    tensors, config = gpt_oss()
+    (name,) = (n for n in tensors if n.endswith("_scales"))
+    tensors[name][1] = 0
+    write_hf(tmp_path / "lost", tensors, config)
+    (fault,) = intarsia.verify(tmp_path / "lost").faults
+    assert (fault.kind, "all zero" in fault.text) == ("scale-zero", False)
+    tensors[name.replace("_scales", "_blocks")][1] = 0
+    assert not faults(tmp_path / "of zeros", tensors, config)
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.one_in(3)
 def test_sound_scales_of_every_scheme_are_no_fault(tmp_path: Path, scheme: str) -> None:

@@ -40,7 +40,7 @@ _MOST_ROWS = 64
 """Rows of blocks with zero scales whose codes are read."""
 
 _NARROW = ("F16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
-"""Types in which the scale of a block of small numbers may round to zero."""
+"""Types in which the scales of blocks of small numbers may round to zero; not those of half of all blocks."""
 
 
 def size_faults(
@@ -84,7 +84,7 @@ class _Judged:
         least, most = self._extremes(scale)
         if not least < most and (most == 1 or not most):
             return  # a cast alone, or all zero, which is a fault of its own
-        if least == 0 and scale.dtype.name not in _NARROW:
+        if least == 0:
             yield from self._zeros(scale)
         if most * self.cut.codes.top * self._unit() >= _IMPLAUSIBLE:
             yield from self._implausible(scale)
@@ -132,6 +132,8 @@ class _Judged:
             held += [
                 BlockRows(m, int(k), int(k) + 1, columns) for k in np.flatnonzero(zero.any(axis=1))
             ]
+        if scale.dtype.name in _NARROW and 2 * zeros < prod(cut.lead) * rows * columns:
+            return
         blocks = read_blocks(checkpoint, w, cut, held[:: -(-len(held) // _MOST_ROWS)])
         lost = (blocks.scales == 0) & (blocks.reach > 0)
         if lost.any():

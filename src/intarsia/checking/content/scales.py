@@ -77,28 +77,31 @@ def _other_codes(w: QuantisedWeight, scheme: Scheme) -> str:
 
 
 def scale_faults(found: Sequence[ItemStats], quantised: QuantisedWeights) -> Iterator[Fault]:
-    """Scales that are no numbers, or all zero; and what was wrong with reading them."""
+    """Scales that are no numbers, or all zero, zero points that are none; and what was wrong with reading them."""
+    held_by: dict[str, list[ItemStats]] = {}
     for stats in found:
-        part = _part_beside(stats, quantised)
-        if part is None:
+        if _part_beside(stats, quantised) is not None:
+            held_by.setdefault(stats.item.stored.name, []).append(stats)
+    for name, each in held_by.items():
+        faults = [fault for stats in each for fault in stats.faults]
+        yield from faults
+        part = quantised.by_part[name][1]
+        if faults or not (part.role.is_scale or (part.role is PartRole.ZERO and part.dtype.floating)):  # fmt: skip
             continue
-        yield from stats.faults
-        _, held = part
-        if stats.faults or not held.role.is_scale:
-            continue
-        stored = stats.item.stored
-        exponents = is_exponents(held)
-        count = stats.not_finite.count or int(exponents and stats.most == _NAN_EXPONENT)
-        is_zero = stats.most == 0 or any(p.zero for p in stats.matrices)
-        scaled = "activation" if held.role is PartRole.ACTIVATION else "weight"
+        size, files = each[0].item.stored.layout.size, each[0].item.files
+        exponents = is_exponents(part)
+        count = sum(stats.not_finite.count for stats in each)
+        count = count or int(exponents and any(stats.most == _NAN_EXPONENT for stats in each))
+        scaled = "activation" if part.role is PartRole.ACTIVATION else "weight"
         if count:
-            what = f"{count:,} of {stored.layout.size:,} elements" if not exponents else "elements"
-            text = f"{what} of `{stored.name}` are NaN or infinite"
-            text += f": so is every {scaled} that they scale"
-            yield Fault("scale-nan", (stored.name,), stats.item.files, text, count)
-        elif (held.dtype.floating or exponents) and not stats.lost and is_zero:
-            text = f"`{stored.name}` is all zero: so is every {scaled} that it scales"
-            yield Fault("scale-zero", (stored.name,), stats.item.files, text, stored.layout.size)
+            what = f"{count:,} of {size:,} elements" if not exponents else "elements"
+            text = f"{what} of `{name}` are NaN or infinite: so is every {scaled} that they are for"
+            yield Fault("scale-nan", (name,), files, text, count)
+        elif not part.role.is_scale or not (part.dtype.floating or exponents):
+            continue
+        elif not any(stats.most or stats.lost for stats in each):
+            text = f"`{name}` is all zero: so is every {scaled} that it scales"
+            yield Fault("scale-zero", (name,), files, text, size)
 
 
 def weights_among(found: Sequence[ItemStats], quantised: QuantisedWeights) -> list[ItemStats]:
