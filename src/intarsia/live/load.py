@@ -219,10 +219,8 @@ def _tell(report: Loaded, into: Any, wanted: Wanted, settled: Settled) -> None:
         report.config = with_settings(manifest.config, into)
         report.notes += unlike_settings(into)
     report.notes += note_on_other_masters(settled.holdings, manifest)
-    for names, why in (
-        (wanted.computed, "the model computes them itself"),
-        (demand.counters, "a run saved them beside the model"),
-    ):
+    reasons = {"the model computes them itself": wanted.computed, **demand.beside.notes}
+    for why, names in reasons.items():
         if names:
             report.notes.append(f"not loaded, because {why}: {few(sorted(names), 4)}")
 

@@ -13,6 +13,7 @@ from intarsia.family import Param, table_for
 from intarsia.format.folder.adapters import how_to_load
 from intarsia.format.naming.flat_parameters import flat_parameters, refuse_flat
 from intarsia.layout import Layout
+from intarsia.live.loading.beside import Beside
 from intarsia.live.loading.quantised import check_quantised
 from intarsia.live.megatron import rows as megatron_rows
 from intarsia.live.model.contents import ModelContents
@@ -30,7 +31,7 @@ from intarsia.live.model.holding import (
 from intarsia.live.model.names import LiveRows, find_rows
 from intarsia.mesh import Box, Mesh
 from intarsia.opened.equal import equal
-from intarsia.planning.inventory import Role, items_left_out
+from intarsia.planning.inventory import items_left_out
 from intarsia.planning.manifest import Manifest
 from intarsia.state.names import is_state, master_of
 
@@ -126,7 +127,7 @@ class Demand:
         return Doubts(
             frozenset(disputed),
             frozenset(unfit),
-            frozenset(left - self._prediction_layers - self.counters),
+            frozenset(left - self._prediction_layers - self.beside.counters),
             copies=copies,
         )
 
@@ -160,13 +161,10 @@ class Demand:
         return layout.box(box.offsets, box.shape)
 
     @cached_property
-    def counters(self) -> frozenset[str]:
-        """Tensors of whole numbers that a run saved beside the model, not taken here."""
-        words = {x.name for x in self.manifest.inventory if x.role is Role.TRAINING}
-        held = self.manifest.stored.items() if words else ()
-        beside = {n for n, x in held if x.on_disk == n and n.partition(".")[0] in words}
-        beside -= {n for row in self.rows.values() for n in row.layout.tensors}
-        return frozenset(n for n in beside if not self.manifest.logical[n].dtype.floating)
+    def beside(self) -> Beside:
+        """What the checkpoint holds beside the models that are loaded, and is not taken here."""
+        taken = {n for row in self.rows.values() for n in row.layout.tensors}
+        return Beside.of(self.manifest, self.contents, taken)
 
     @cached_property
     def _tied(self) -> Mapping[str, str]:
