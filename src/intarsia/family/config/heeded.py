@@ -83,8 +83,13 @@ PASSED_OVER = dict.fromkeys(("gemma2", "gemma3_text"), "hidden_act")
 
 
 def text_type(config: Config) -> str:
-    """The `model_type` of the text model: a wrapper's own, where its text has none, is that of its usual text."""
+    """The `model_type` of the text model, as `AutoConfig` makes it.
+
+    A wrapper's own, where its text has none, is that of its usual text; a Mistral with `layer_types` is a Ministral.
+    """
     own = text_config(config).get("model_type", config.get("model_type"))
+    if own == "mistral" and "layer_types" in config:
+        return "ministral"
     if own in _BY_TYPE or not isinstance(own, str):
         return str(own)
     return {"mistral3": "mistral"}.get(own, f"{own}_text")
