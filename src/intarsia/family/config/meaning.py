@@ -125,6 +125,8 @@ def heeded_meaning_of(config: Config) -> dict[str, Any]:
             heeded["hidden_act"] = (
                 "gelu_pytorch_tanh"  # what Transformers takes the old files to mean
             )
+        if "is_causal" in heeded:
+            heeded["is_causal"] = bool(heeded["is_causal"])  # null denies it, too
         config = heeded if text is config else {**config, "text_config": heeded}
     return implied_sizes(config) | meaning_of(config)
 

@@ -309,7 +309,9 @@ def test_the_activation_of_gemma_is_what_transformers_takes(
 
 def test_attention_that_looks_ahead_is_listed() -> None:
     for case in ("llama", "qwen3_moe", "gpt_oss", "deepseek_v3"):
-        assert arguments_of_config(CASES[case] | {"is_causal": False}).unsaid["is_causal"] is False
+        for said in (False, None):
+            unsaid = arguments_of_config(CASES[case] | {"is_causal": said}).unsaid
+            assert unsaid["is_causal"] is False
         assert "is_causal" not in arguments_of_config(CASES[case] | {"is_causal": True}).unsaid
 
 
