@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from importlib.metadata import version
 
+import pytest
 from packaging.version import Version
 
 from tests.checkpoints import ROOT
@@ -20,3 +21,11 @@ def pins() -> dict[str, str]:
 def newer_than_pinned(package: str) -> bool:
     """Whether a later version is installed, in which what a test shows of it may have changed."""
     return Version(version(package)) > Version(pins()[package])
+
+
+def since(package: str, least: str) -> pytest.MarkDecorator:
+    """Skips a test of what an earlier version of a framework does not do."""
+    held = version(package)
+    return pytest.mark.skipif(
+        Version(held) < Version(least), reason=f"{package} {held} is older than {least}"
+    )

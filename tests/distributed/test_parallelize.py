@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 from safetensors.torch import load_file
 
 from tests.checkpoints import ROOT, python
@@ -51,6 +52,10 @@ def told(folder: Path, names: tuple[str, ...]) -> dict[str, Trained]:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What four ranks wrote: one start for all the quick tests."""
+    if Version(torch.__version__) < Version("2.12"):
+        pytest.skip(
+            "full_tensor() of torch 2.11, by which whole tensors are compared, ends in an error"
+        )
     folder = tmp_path_factory.mktemp("ranks")
     model().save_pretrained(folder / "hf")
     on_ranks(4, check, folder, *QUICK, *CHECKS)

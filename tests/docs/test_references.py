@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import re
+from importlib.metadata import version
+
+import pytest
 
 import intarsia
 from tests.cli_reference import PAGE, page
+from tests.versions import pins
 
 
+@pytest.mark.skipif(
+    version("typer") != pins()["typer"], reason="the page is as the pinned Typer says it"
+)
 def test_the_page_of_commands_is_what_the_commands_say() -> None:
     assert PAGE.read_text() == page(), "run `python -m tests.cli_reference`"
 

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 import intarsia
 from intarsia.opened.lazy_tensor import Tensor
 from tests.checkpoints import bits, matrix, python, random_tensor, write_hf
+from tests.versions import since
 
 W = torch.arange(60, dtype=torch.float32).reshape(5, 4, 3)
 NATIVE = {"bfloat16"} | {f"float8_{k}" for k in ("e4m3fn", "e5m2", "e8m0fnu", "e4m3fnuz", "e5m2fnuz")}  # fmt: skip
@@ -85,6 +86,10 @@ def test_numpy_takes_it_for_the_array_that_it_is(lazy: Tensor) -> None:
     assert np.array_equal(np.add(lazy, 1), W.numpy() + 1)
     array[0] = -1
     assert np.array_equal(lazy, W.numpy()), "each array is memory of its own"
+
+
+@since("numpy", "2.0")
+def test_an_array_of_the_same_memory_is_refused(lazy: Tensor) -> None:
     with pytest.raises(ValueError, match="is always a copy"):
         np.asarray(lazy, copy=False)
 

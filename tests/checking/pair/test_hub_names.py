@@ -16,6 +16,7 @@ import intarsia
 from intarsia.checking.pair.hub_names import _under_hub_names
 from intarsia.family.from_transformers.skeleton import Skeleton
 from tests.checkpoints import llama_config, model, read_hf, write_hf
+from tests.versions import since
 
 SIZES = {
     "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -223,6 +224,7 @@ def dinov2() -> Any:
     return transformers.Dinov2ForImageClassification(config)
 
 
+@since("transformers", "5.22")
 @pytest.mark.parametrize("change", ["none", "lost", "type"])
 def test_parts_of_a_tensor_of_the_hub_are_it_where_all_are_there_in_one_type(
     tmp_path: Path, change: str
