@@ -11,7 +11,7 @@ from torch import nn
 
 import intarsia
 from intarsia.errors import CoverageError, LayoutError, UsageError
-from intarsia.live.model.module_state import equal_bytes
+from intarsia.live.model.module_state import equal_bytes, of_numbers
 
 
 class Scaled(nn.Linear):
@@ -238,3 +238,27 @@ def test_a_conjugated_view_has_the_bytes_of_what_it_shows() -> None:
     assert equal_bytes(held.conj(), torch.tensor([1 - 2j, 3 + 4j]))
     assert equal_bytes(held.conj().imag, torch.tensor([-2.0, 4.0]))
     assert not equal_bytes(held.conj(), held)
+
+
+class InTwo(torch.Tensor):
+    """A tensor that says which tensors its numbers are in, as torchao's do."""
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["codes", "scales"], None
+
+
+@pytest.mark.parametrize(
+    ("package", "step"),
+    [
+        ("torchao.dtypes", "give those tensors in a dict"),
+        ("transformer_engine.pytorch", "set_device_mesh"),
+    ],
+)
+def test_a_tensor_of_several_is_refused_with_what_can_be_done_with_its_class(
+    package: str, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(InTwo, "__module__", package)
+    with pytest.raises(LayoutError, match="`w` is a InTwo, which keeps") as found:
+        of_numbers(torch.ones(2).as_subclass(InTwo), "w")
+    assert step in str(found.value.hint)
+    assert ("set_device_mesh" in str(found.value)) == (step == "set_device_mesh")

@@ -257,11 +257,17 @@ def of_numbers(x: Any, name: str) -> Any:
     if not is_dtensor(x) and (hasattr(x, "__tensor_flatten__") or not _has_memory(x)):
         raise LayoutError(
             f"`{name}` is a {type(x).__name__}, which keeps its numbers in several tensors",
-            hint="load or save the model before it is quantised, or give those tensors in a dict;"
-            " TransformerEngine's stacked weights have memory after"
-            " intarsia.live.transformer_engine.set_device_mesh",
+            hint=_OF_TRANSFORMER_ENGINE
+            if type(x).__module__.startswith("transformer_engine")
+            else "load or save the model before it is quantised, or give those tensors in a dict",
         )
     return x
+
+
+_OF_TRANSFORMER_ENGINE = (
+    "its stacked weights have memory after intarsia.live.transformer_engine.set_device_mesh; load or save"
+    " others before they are quantised"
+)
 
 
 def _has_memory(x: Any) -> bool:
