@@ -91,6 +91,8 @@ def meaning_of(config: Config) -> dict[str, Any]:
         kept = ("rope_theta", "partial_rotary_factor") if scaled else tuple(usual)
         rope = {k: v for k, v in usual.items() if k in kept} | _base(text) | rope
         rope.setdefault("rope_type", "default")
+    if text.get("model_type") == "phi3" and rope.get("rope_type") == "yarn":
+        rope["rope_type"] = "longrope"  # what Phi-3's older files call so
     found = {**implied, **said, "rope_parameters": rope}
     for part in [x for x in (rope, *rope.values()) if isinstance(x, dict)]:
         _fill(part, found.get("max_position_embeddings"))

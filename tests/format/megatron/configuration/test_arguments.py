@@ -307,6 +307,18 @@ def test_the_activation_of_gemma_is_what_transformers_takes(
     assert arguments_of_config(CASES[case] | given).unsaid["hidden_act"] == meant
 
 
+def test_an_activation_and_a_rotation_of_two_names() -> None:
+    swish = arguments_of_config(CASES["llama"] | {"hidden_act": "swish"})
+    assert (swish.args["swiglu"], swish.unsaid) == (True, {})
+    factors = {"short_factor": [1.0] * 5, "long_factor": [2.0] * 5}
+    older, newer = (
+        arguments_of_config(of("phi3", DENSE, rope_scaling={"type": name} | factors))
+        for name in ("yarn", "longrope")
+    )
+    assert (older.args, older.unsaid) == (newer.args, newer.unsaid)
+    assert older.args["position_embedding_type"] == "rope"
+
+
 def test_attention_that_looks_ahead_is_listed() -> None:
     for case in ("llama", "qwen3_moe", "gpt_oss", "deepseek_v3"):
         for said in (False, None):

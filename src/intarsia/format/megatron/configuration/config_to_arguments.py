@@ -54,6 +54,9 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positio
 """What Megatron's `--use-rope-scaling` has built in, beside the factor."""
 
 
+_SILU = ("silu", "swish")
+"""Two names of one activation."""
+
 _UNSAYABLE = {
     "attn_logit_softcapping": None, "clip_qkv": None,
     "embedding_multiplier": 1.0, "final_logit_softcapping": None, "logits_scaling": 1.0,
@@ -222,11 +225,11 @@ def _attention(said: Said, text: Mapping[str, Any], family: str) -> None:
 
 def _activation(said: Said, text: Mapping[str, Any], family: str) -> None:
     args, kind = said.args, text.get("hidden_act")
-    args |= {"normalization": "RMSNorm", "swiglu": kind == "silu" and family != "gpt_oss"}
+    args |= {"normalization": "RMSNorm", "swiglu": kind in _SILU and family != "gpt_oss"}
     if family == "gpt_oss":
         args |= {"quick_geglu": True, "glu_linear_offset": 1.0}
         args["activation_func_clamp_value"] = text.get("swiglu_limit")
-    elif kind != "silu":
+    elif kind not in _SILU:
         said.unsaid[ACTIVATION] = kind
 
 
