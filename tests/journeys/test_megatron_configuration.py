@@ -325,6 +325,21 @@ def test_what_config_json_alone_says_is_found_again_where_the_family_is_known(
     assert intarsia.verify(src, tmp_path / "back")
 
 
+def test_the_epsilon_of_latents_is_told_where_it_is_another_model(tmp_path: Path) -> None:
+    """Of the hub's model that it has one of its own; of Megatron's run that the hub computes with another."""
+    config = CASES["deepseek_v3"] | {"rms_norm_eps": 1e-5}
+    src = write_hf(tmp_path / "hf", weights(config), config, 1)
+    told = intarsia.convert(src, tmp_path / "hub", to="torch_dist").notes
+    assert any("cannot express the epsilon of the norms of latents" in note for note in told)
+    again = intarsia.convert(tmp_path / "hub", tmp_path / "back", to="hf").notes
+    assert not any("the run computes the norms" in note for note in again)
+    run = edit_arguments(tmp_path / "hub", only_in_config_json=None)
+    for to in ("torch_dist", "hf"):
+        told = intarsia.convert(run, tmp_path / f"as {to}", to=to).notes
+        assert any("the run computes the norms inside latent attention" in note for note in told)
+        assert not any("cannot express" in note for note in told)
+
+
 def test_a_slope_that_megatrons_activation_does_not_have() -> None:
     config = CASES["gpt_oss"] | {"swiglu_alpha": 1.5}
     assert arguments_of_config(config).unsaid == {"swiglu_alpha": 1.5}

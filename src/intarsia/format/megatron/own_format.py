@@ -13,6 +13,7 @@ from intarsia.format.complaint import Complain, Complaint, going_on
 from intarsia.format.dcp.archives import Archives
 from intarsia.format.dcp.metadata import METADATA
 from intarsia.format.megatron.common import TRAIN_STATE
+from intarsia.format.megatron.configuration.argument_table import LATENT_NORMS
 from intarsia.format.megatron.configuration.config_to_arguments import arguments_of_config
 from intarsia.format.megatron.configuration.written_arguments import norms_are_centered
 from intarsia.format.megatron.detection import BACKEND
@@ -28,6 +29,7 @@ from intarsia.store.reading.folder import Folder
 
 ARGS = "args"
 _SAMPLES = ("consumed_train_samples", "consumed_valid_samples", "skipped_train_samples")
+_OF_RUNS = ("torch_dist", "fsdp_dtensor")
 _COUNTED = (COMMON_OBJECT, ITERATION, TRAIN_STATE)
 
 
@@ -64,7 +66,7 @@ class MegatronFormat(Archives):
     def table(self, src: Manifest) -> Table | None:
         """The family's table; norms stay centred as Megatron's source has them, since the run that goes on says so itself."""
         table = super().table(src)
-        if table is None or src.format not in ("torch_dist", "fsdp_dtensor"):
+        if table is None or src.format not in _OF_RUNS:
             return table
         return table_for(src.config, zero_centered=norms_are_centered(table, src.stored.values()))
 
@@ -127,6 +129,8 @@ class MegatronFormat(Archives):
         if src.config is None or table is None:
             return
         unsaid = arguments_of_config(src.config).unsaid
+        if src.format in _OF_RUNS:  # whose own note says what it computes
+            unsaid.pop(LATENT_NORMS, None)
         if unsaid:
             listed = ", ".join(f"{name}={value}" for name, value in unsaid.items())
             yield (

@@ -14,7 +14,10 @@ from intarsia.format.megatron.configuration.argument_table import UNSAID
 from intarsia.format.megatron.configuration.arguments_to_config import config_from_arguments
 from intarsia.format.megatron.configuration.config_to_arguments import arguments_of_config
 from intarsia.format.megatron.configuration.contradictions import check_arguments, disagreements
-from intarsia.format.megatron.configuration.written_arguments import arguments_for
+from intarsia.format.megatron.configuration.written_arguments import (
+    arguments_for,
+    arguments_of_words_lacking,
+)
 from intarsia.mesh import Mesh
 from tests.family.configs import CASES, DENSE, EXPERTS, LATENT, ROUTED, of
 
@@ -399,6 +402,17 @@ def test_what_a_run_computes_otherwise_than_the_hub_is_noted() -> None:
     config = CASES["deepseek_v3"] | {"rms_norm_eps": 1e-5}
     of_the_hub = arguments_for(config, Mesh(), PLAIN, False)
     assert not check_arguments(of_the_hub, config, PLAIN, "here")
+
+
+def test_a_run_of_its_own_keeps_its_one_epsilon_whatever_the_hub_computes() -> None:
+    config = CASES["deepseek_v3"] | {"rms_norm_eps": 1e-5, "norm_topk_prob": False}
+    run = arguments_of_config(config).args
+    assert arguments_of_words_lacking(config, run) == {UNSAID: {"norm_topk_prob": False}}
+    kept = run | arguments_of_words_lacking(config, run)
+    assert not disagreements(kept, config)
+    assert len(check_arguments(kept, config, PLAIN, "here")) == 1
+    of_the_hub = run | arguments_of_words_lacking(config)
+    assert arguments_of_words_lacking(config, of_the_hub) == arguments_of_words_lacking(config)
 
 
 def test_what_a_configuration_says_is_written() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from intarsia.dtypes import DType
 from intarsia.family import Table
 from intarsia.format.megatron.configuration.argument_facts import said_of_norms
-from intarsia.format.megatron.configuration.argument_table import CENTERED, UNSAID
+from intarsia.format.megatron.configuration.argument_table import CENTERED, LATENT_NORMS, UNSAID
 from intarsia.format.megatron.configuration.config_to_arguments import arguments_of_config
 from intarsia.format.megatron.keys import Key
 from intarsia.mesh import Mesh, Shape
@@ -37,9 +37,17 @@ def arguments_for(
     return args | arguments_of_tensors(shapes, centered) | arguments_of_mesh(mesh)
 
 
-def arguments_of_words_lacking(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The argument that keeps what no argument of Megatron's says of a model."""
-    unsaid = arguments_of_config(config).unsaid
+def arguments_of_words_lacking(
+    config: Mapping[str, Any], of_run: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The argument that keeps what no argument of Megatron's says of a model.
+
+    A run computes all its norms with one epsilon: of its own arguments `of_run` only those of a model
+    from the hub say that some have another.
+    """
+    unsaid = dict(arguments_of_config(config).unsaid)
+    if of_run is not None and LATENT_NORMS not in (of_run.get(UNSAID) or ()):
+        unsaid.pop(LATENT_NORMS, None)
     return {UNSAID: unsaid} if unsaid else {}
 
 

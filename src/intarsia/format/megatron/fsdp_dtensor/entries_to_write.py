@@ -133,7 +133,7 @@ def _arguments(
     if said:
         mesh = arguments_with(said, options.dtype) | mesh if options.dtype else mesh
         if config is not None and table is not None:
-            mesh |= arguments_of_words_lacking(config)
+            mesh |= arguments_of_words_lacking(config, said)
         if all(said.get(name) == value for name, value in mesh.items()):
             return {}
         return {"args": archive(Namespace(**(said | mesh)))}

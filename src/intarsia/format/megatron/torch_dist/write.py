@@ -224,7 +224,7 @@ def _common(
         if args:
             args |= arguments_of_norms(args, centered) | arguments_of_tensors(shapes, centered)
             args |= arguments_of_mesh(options.mesh, args)
-            args |= arguments_of_words_lacking(options.config)
+            args |= arguments_of_words_lacking(options.config, args)
         else:
             args = arguments_for(options.config, options.mesh, shapes, centered)
         if rows := whole_argument(args, "padded_vocab_size"):
