@@ -58,7 +58,7 @@ def summarise(findings: Sequence[Finding], a: Manifest, b: Manifest) -> tuple[Fa
 
 
 def missing(
-    side: str, names: Iterable[str], present: Iterable[str], table: Table | None
+    side: str, names: Iterable[str], present: Iterable[str], table: Table | None = None
 ) -> Iterator[Fault]:
     """Faults for tensors that only the other side holds: layers, experts, single ones."""
     held = [*map(place_of, present)]
