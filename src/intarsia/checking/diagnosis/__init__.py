@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from intarsia.checking.diagnosis.evidence import Evidence
+from intarsia.checking.diagnosis.exponents import find_scaled_exponents
 from intarsia.checking.diagnosis.finding import UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.hypotheses.compound import also_changed
 from intarsia.checking.diagnosis.hypotheses.faults_of_moves import MOVED, text_of_move
@@ -143,7 +144,10 @@ def _searched(
                 RelatedTensors({e.name: e.pair.a}, None),
                 RelatedTensors({e.pair.b.name: e.pair.b}, None),
             )
-        plain = find_regrouped(e.a, e.b, u.pair) or find_zeros_by_one(e.a, e.b, u.pair, budget)
+        both = e.a, e.b, u.pair, budget
+        plain = (
+            find_regrouped(*both[:3]) or find_zeros_by_one(*both) or find_scaled_exponents(*both)
+        )
         found[u.pair] = plain or (explain_difference(e, *near) if thoroughly else _unsearched(e))
         advance(u.pair.a.nbytes)
 

@@ -45,8 +45,6 @@ class FusedParts:
 
     def within(self, tensor: str, shape: tuple[int, ...]) -> Layout | None:
         """`tensor` as a layout over the places of the fused one, if all of it lies there."""
-        if not all(x.shape for x in self.parts):
-            return None  # counters of the parts, which nothing fuses
         pieces = tuple(p.flip() for p in self.fused.pieces if p.tensor == tensor)
         found = Layout(shape, pieces)
         return found if found.mapped == found.size else None
@@ -94,6 +92,8 @@ class RelatedTensors:
         """The groups that a tensor is part of, and whose elements can be read in its type."""
         mine = self.logical[name].dtype
         for group in chain(self._of_roles(name), self._components(name)):
+            if not all(part.shape for part in group.parts):
+                continue  # counters and scales of the parts, which nothing fuses
             if all(may_cast(self.logical[n].dtype, mine) for n in group.fused.tensors):
                 yield group
 

@@ -120,9 +120,9 @@ def changed_after(e: Evidence, h: Hypothesis) -> tuple[Score, Hypothesis] | None
 
 
 def _constant(e: Evidence) -> Iterator[Hypothesis]:
-    """One number all over a tensor, as where it was initialised again and never filled."""
+    """One number all over a tensor of several, as where it was initialised again and never filled."""
     share = np.concatenate([w.unequal.reshape(-1) for w in e.sample]).mean()
-    if share < MADE_ANEW:
+    if share < MADE_ANEW or prod(e.shape) == 1:
         return
     for side, in_b in ((e.right, True), (e.left, False)):
         sampled = [w.v if in_b else w.u for w in e.sample]
@@ -151,7 +151,8 @@ def _estimated(e: Evidence, step: float) -> Iterator[Hypothesis]:
     fine = np.isfinite(u) & np.isfinite(v)
     u, v = u[fine], v[fine]
     # Norms near one are their own inverses but for rounding.
-    if len(np.unique(u)) >= LEAST // 4 and np.mean(np.abs(u * u - 1) > 4 * step) >= 0.5:
+    telling = len(np.unique(u)) >= LEAST // 4 or step <= STEP["F32"]
+    if telling and len(u) and np.mean(np.abs(u * u - 1) > 4 * step) >= 0.5:
         text = f"{e.right} is one divided by {e.left}"
         yield Hypothesis("scaled", text, partial(_inverted, step))
     if len(u) < LEAST or len(np.unique(u)) < LEAST // 2:
