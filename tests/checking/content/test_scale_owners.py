@@ -105,6 +105,19 @@ def test_scales_of_two_weights_that_were_exchanged_are_one_fault(
     assert [x.kind for x in intarsia.verify(tmp_path / "dcp").faults] == ["scale-exchanged"]
 
 
+def test_scales_of_experts_that_were_exchanged_in_one_tensor_are_a_fault(tmp_path: Path) -> None:
+    plain = torch.stack([x.T for x in weights().values()])
+    blocks, scales = mxfp4_of(plain)
+    name, said = "model.layers.0.mlp.experts.gate_up_proj", {"quant_method": "mxfp4"}
+    tensors = {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    assert not faults(tmp_path / "sound", tensors, said)
+    tensors[f"{name}_scales"] = scales[[0, 3, 2, 1]].contiguous()
+    told = [("scale-exchanged", {f"{name}_scales"})]
+    assert faults(tmp_path / "hf", tensors, said) == told
+    (fault,) = intarsia.verify(tmp_path / "hf").faults
+    assert f"codes of `{name}_blocks[1]` go with the scales of `{name}_scales[3]`" in fault.text
+
+
 def test_scales_that_went_round_are_all_named(tmp_path: Path) -> None:
     tensors, said, word = made("fp8")
     told = [("scale-exchanged", {name + word for name in NAMES})]

@@ -74,16 +74,23 @@ class BlockCut:
         columns = self.row_elements * self.codes.per_element
         return -(-self.rows // self.rows_of_block), -(-columns // self.codes_of_block)
 
-    def evenly(self, blocks: int) -> list[BlockRows]:
-        """Rows of blocks at even distances with about so many blocks in them."""
+    @property
+    def matrices(self) -> range:
+        """The matrices that a weight is made of, such as those of experts."""
+        return range(prod(self.lead))
+
+    def evenly(self, blocks: int, matrices: range | None = None) -> list[BlockRows]:
+        """Rows of blocks at even distances, of some matrices or all, with about so many blocks in them."""
+        of = matrices if matrices is not None else self.matrices
         rows, columns = self.grid[0], min(self.grid[1], _COLUMNS)
         codes = columns * self.codes_of_block * self.rows_read * self.codes.per_row
         together = min(rows, max(1, _AT_ONCE // codes), -(-blocks // columns))
         each = -(-rows // together)
-        count = min(each * prod(self.lead), -(-blocks // (together * columns)))
-        picked = [divmod(k * each * prod(self.lead) // count, each) for k in range(count)]
+        count = min(each * len(of), -(-blocks // (together * columns)))
+        picked = [divmod(k * each * len(of) // count, each) for k in range(count)]
         return [
-            BlockRows(m, k * together, min((k + 1) * together, rows), columns) for m, k in picked
+            BlockRows(of[m], k * together, min((k + 1) * together, rows), columns)
+            for m, k in picked
         ]
 
 

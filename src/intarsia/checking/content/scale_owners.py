@@ -58,16 +58,18 @@ def owner_faults(manifest: Manifest, known: Collection[str]) -> Iterator[Fault]:
                 sound = (w for w in alike.weights if not any(p.name in known for p in w.parts))
                 found += _exchanged([*_unfitting(checkpoint, sound, cut)])
     if found:
-        names = tuple(name for name, _ in found)
+        names = tuple(dict.fromkeys(name for name, _ in found))
         text = with_more(found[0][1], found)
         yield Fault("scale-exchanged", names, few(manifest.files_of(names)), text)
 
 
 @frozen
 class _Unfitting:
-    """A weight whose scales do not go with its codes: the ranks of both, and their correlation."""
+    """A matrix of a weight whose scales do not go with its codes: the ranks of both, and their correlation."""
 
-    w: QuantisedWeight
+    codes_name: str
+    scales_name: str
+    of: str
     scales: Ranks
     codes: Ranks
     own: float
@@ -77,22 +79,23 @@ class _Unfitting:
 def _unfitting(
     checkpoint: Checkpoint, weights: Iterable[QuantisedWeight], cut: BlockCut
 ) -> Iterator[_Unfitting]:
-    rows = cut.evenly(_BLOCKS)
+    samples = [cut.evenly(_BLOCKS, cut.matrices[m : m + 1]) for m in cut.matrices]
     for w in weights:
         # What cannot be read is a fault of its own.
         try:
-            if not are_in_order(checkpoint, w, cut):
-                continue
-            blocks = read_blocks(checkpoint, w, cut, rows)
+            found = (read_blocks(checkpoint, w, cut, rows) for rows in samples)
+            each = [*found] if are_in_order(checkpoint, w, cut) else []
         except IntarsiaError as error:
             error.raise_unless_fault()
             continue
-        columns = rows[0].columns
-        scales, codes = _ranks(blocks.scales, columns), -_ranks(blocks.spread, columns)
-        if (own := float(scales @ codes)) < _FITS:
-            grid = len(codes) // columns, columns
-            independent = prod(n - 1 if n >= _FEWEST else n for n in grid)
-            yield _Unfitting(w, scales, codes, own, independent)
+        for rows, blocks in zip(samples, each, strict=False):
+            columns, at = rows[0].columns, f"[{rows[0].matrix}]" if len(samples) > 1 else ""
+            scales, codes = _ranks(blocks.scales, columns), -_ranks(blocks.spread, columns)
+            if (own := float(scales @ codes)) < _FITS:
+                grid = len(codes) // columns, columns
+                independent = prod(n - 1 if n >= _FEWEST else n for n in grid)
+                names = f"{w.main.name}{at}", f"{scale_of(w).name}{at}", scale_of(w).name
+                yield _Unfitting(*names, scales, codes, own, independent)
 
 
 def _ranks(sizes: Floats, columns: int) -> Ranks:
@@ -124,8 +127,8 @@ def _exchanged(unfitting: Sequence[_Unfitting]) -> Iterator[tuple[str, str]]:
         if min(fits[best], fitted[owner]) < max(own[k], 0) + better:
             continue
         text = (
-            f"the codes of `{x.w.main.name}` go with the scales of `{scale_of(unfitting[best].w).name}`"
-            f" (correlation {fits[best]:.2f}) and not with their own (`{scale_of(x.w).name}`, {x.own:.2f}),"
-            f" which go with those of `{unfitting[owner].w.main.name}`"
+            f"the codes of `{x.codes_name}` go with the scales of `{unfitting[best].scales_name}`"
+            f" (correlation {fits[best]:.2f}) and not with their own (`{x.scales_name}`, {x.own:.2f}),"
+            f" which go with those of `{unfitting[owner].codes_name}`"
         )
-        yield scale_of(x.w).name, text
+        yield x.of, text

@@ -136,7 +136,7 @@ ALONE = (
             row="half of the blocks of a weight reach 256 or more once they are scaled, as where 1/s is stored in place of s; embeddings and scales of one are left out"),
         FaultKind("scale-exchanged",
             "the scales of quantised weights lie beside each other's codes", SCALES,
-            row="the codes of two or more weights of one shape go with each other's scales and not with their own: a block with an outlier has a large scale and small codes"),
+            row="the codes of two or more weights of one shape, or of experts in one tensor, go with each other's scales and not with their own: a block with an outlier has a large scale and small codes"),
         FaultKind("parts-contradict",
             "what one part of a quantised weight says, the others are not", SCALES,
             row="an order of groups (`g_idx`) names groups that have no scale; a stored shape (`weight_shape`), or bitsandbytes' state (`quant_state`), is not that of the codes and scales beside it, or not the model's"),
