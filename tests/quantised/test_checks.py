@@ -70,6 +70,25 @@ def test_scales_of_a_scheme_that_is_not_known_are_judged_too(
     assert f"`{module}" in fault.text
 
 
+def test_codes_of_a_scheme_that_is_not_known_that_one_layer_lost_are_missed(
+    tmp_path: Path,
+) -> None:
+    tensors, config = llama()
+    make, said = SCHEMES["aqlm"]
+    found, module = make(tensors), Q.removesuffix(".weight")
+    found |= {
+        n.replace(".codes", ".nbits"): torch.tensor(2, dtype=torch.int32)
+        for n in found
+        if n.endswith(".codes")
+    }
+    config |= {"quantization_config": said}
+    assert intarsia.verify(write_hf(tmp_path / "sound", found, config))
+    path = write_hf(tmp_path / "hf", {n: x for n, x in found.items() if n != f"{module}.codes"}, config)  # fmt: skip
+    (fault,) = intarsia.verify(path).faults
+    assert fault.kind == "scale-orphaned"
+    assert f"`{module}` (aqlm) lacks its codes, which" in fault.text
+
+
 def test_zero_points_that_are_no_numbers_are_a_fault(tmp_path: Path) -> None:
     tensors, config = llama()
     make, said = SCHEMES["quanto 4 bits"]

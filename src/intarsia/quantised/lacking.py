@@ -39,8 +39,22 @@ def faults_of_parts(
 
 
 def faults_of_modules(weights: QuantisedWeights) -> Iterator[ScaleFault]:
-    """Weights in a scheme that is not known without a scale or zero point that their like have."""
+    """Weights in a scheme that is not known without codes, a scale or a zero point that the same ones of other layers have."""
     yield from _unlike(weights, None)
+    codes: dict[str, set[str]] = {}
+    for w in weights.weights:
+        codes.setdefault(_DIGITS.sub("", w.of), set()).update(_matrices_of_codes(w))
+    for w in weights.weights:
+        lost = codes[_DIGITS.sub("", w.of)]
+        if lost and not _matrices_of_codes(w):
+            module, words = w.of.removesuffix(".weight"), " or ".join(sorted(lost))
+            text = f"`{module}` ({w.label}) lacks its {words}, which the same weights of other layers have"
+            yield ScaleFault("scale-orphaned", tuple(part.name for part in w.parts), text)
+
+
+def _matrices_of_codes(w: QuantisedWeight) -> set[str]:
+    """The parts that may be codes: integers on two axes or more."""
+    return {part.word for part in w.parts if len(part.shape) > 1 and not part.dtype.floating}
 
 
 def _faults(
