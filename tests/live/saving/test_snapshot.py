@@ -82,3 +82,22 @@ def test_two_models_with_names_of_frameworks_keep_the_state_of_each(tmp_path: Pa
     intarsia.save(tmp_path / "out", {**models, "optimizer": optimizer})
     with intarsia.open(tmp_path / "out", section=".") as found:
         assert "optimizer.exp_avg.model.weight" in [*found.keys()]
+
+
+@pytest.mark.slow  # it imports Transformers
+def test_each_of_two_models_of_a_family_is_loaded_with_the_settings_of_its_own_optimizer(
+    tmp_path: Path,
+) -> None:
+    from tests.live.saving.test_nesting import llama
+
+    models = {"model": llama(1), "critic": llama(2)}
+    optimizers = {key: stepped(model) for key, model in models.items()}
+    optimizers["critic"].param_groups[0]["lr"] = 0.125
+    saved = {f"optimizer_of_{key}": each for key, each in optimizers.items()}
+    intarsia.save(tmp_path / "out", {**models, **saved})
+    for key, optimizer in optimizers.items():
+        again = llama(9)
+        other = Adam(again.parameters(), lr=0.5)
+        intarsia.load(tmp_path / "out", again, other, section=f"{key},optimizer")
+        assert other.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+        assert moments(other) == moments(optimizer)

@@ -6,12 +6,13 @@ them.  Where torch is to read the result, the groups are spelled in its way besi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from intarsia.family import table_for
 from intarsia.format.megatron.common import common_in
 from intarsia.format.megatron.optimizer.groups import FROM_TORCH
 from intarsia.format.naming.spelling import logical_members
+from intarsia.format.naming.wrappers import bare
 from intarsia.format.optimizer_state.parameter_groups import (
     ParameterGroups,
     flat_entries,
@@ -19,7 +20,7 @@ from intarsia.format.optimizer_state.parameter_groups import (
     has_torch_groups,
     numbered_entries,
 )
-from intarsia.planning.inventory import model_section
+from intarsia.planning.inventory import Role, items_left_out, model_section
 from intarsia.planning.manifest import Manifest
 
 
@@ -32,9 +33,22 @@ def groups_from_torch(src: Manifest, entries: Mapping[str, bytes]) -> ParameterG
 
 def torch_groups_of(src: Manifest, entries: Mapping[str, bytes]) -> ParameterGroups | None:
     """The groups among entries in one of torch's spellings."""
-    table = table_for(src.config)
-    section = model_section(src.inventory)
-    return groups_of_torch(entries, lambda n: logical_members(n, table, src.logical, section))
+    return groups_of_torch(entries, tensors_of_members(src))
+
+
+def tensors_of_members(src: Manifest) -> Callable[[str], tuple[str, ...]]:
+    """Gives the logical tensors that a member of a group holds; for one of another model, which is not read, its name."""
+    table, section = table_for(src.config), model_section(src.inventory)
+    others = (x.name for x in items_left_out(src.inventory) if x.role is Role.OTHER_MODEL)
+    foreign = tuple(f"{other}." for other in others)
+
+    def tensors(member: str) -> tuple[str, ...]:
+        plain = bare(member)
+        if plain.startswith(foreign):
+            return (plain,)
+        return logical_members(member, table, src.logical, section)
+
+    return tensors
 
 
 def groups_as_torch_entries(

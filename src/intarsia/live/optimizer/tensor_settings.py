@@ -10,8 +10,7 @@ import torch
 
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, UsageError
-from intarsia.family import table_for
-from intarsia.format.naming.spelling import logical_members
+from intarsia.format.optimizer_state.groups_in_entries import tensors_of_members
 from intarsia.format.optimizer_state.parameter_groups import (
     Numbered,
     ParameterGroup,
@@ -19,7 +18,6 @@ from intarsia.format.optimizer_state.parameter_groups import (
     unplain_settings,
 )
 from intarsia.live.entries import unpack, with_each_tensor
-from intarsia.planning.inventory import model_section
 from intarsia.planning.manifest import Manifest
 from intarsia.state.names import TORCH_GROUPS
 
@@ -63,10 +61,10 @@ def with_tensors(
             ParameterGroup((member,), group.fields) for group in each for member in group.members
         ]
     places = {group.members[0] if flat else str(k): k for k, group in enumerate(each)}
-    table, section = table_for(manifest.config), model_section(manifest.inventory)
+    tensors = tensors_of_members(manifest)
 
     def members(of: str) -> tuple[str, ...]:
-        return logical_members(of, table, manifest.logical, section) if flat else (of,)
+        return tensors(of) if flat else (of,)
 
     for name, value in found.items():
         rest = name.removeprefix(TORCH_GROUPS)
