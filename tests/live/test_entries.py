@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 import intarsia
-from intarsia.errors import UsageError
+from intarsia.errors import CoverageError, UsageError
 
 
 def test_a_conjugated_and_a_negated_view_come_back_as_numbers(tmp_path: Path) -> None:
@@ -109,3 +109,13 @@ def test_values_that_would_pass_for_an_optimizers_come_back(tmp_path: Path) -> N
     into = {"model": nn.Linear(2, 2), "optim": {"lr": 0}, "state": {"x": 0}, "param_groups": []}
     intarsia.load(tmp_path / "a", into=into)
     assert {**into, "model": None} == {**saved, "model": None}
+
+
+def test_a_value_and_a_tensor_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    model, number = nn.Linear(2, 2), torch.tensor(7)
+    intarsia.save(tmp_path / "number", {"model": model, "step": 7})
+    intarsia.save(tmp_path / "tensor", {"model": model, "step": number})
+    with pytest.raises(CoverageError, match="`step`: the checkpoint has a tensor of this name"):
+        intarsia.load(tmp_path / "tensor", into={"model": model, "step": 0})
+    with pytest.raises(CoverageError, match="a value of the name `step` that is no tensor"):
+        intarsia.load(tmp_path / "number", into={"model": model, "step": torch.tensor(0)})

@@ -16,6 +16,8 @@ from intarsia.live.entries import EXTRA, OF_RANK, pack, spread, unpack
 from intarsia.live.model.contents import ModelContents
 from intarsia.planning.manifest import Manifest
 
+AS_TENSOR = "the checkpoint has a tensor of this name, and the dict another kind of value"
+
 
 def packed_with(contents: ModelContents, given: Mapping[str, bytes]) -> dict[str, bytes]:
     """`extra` as it was given, with the values and the extra state of what is saved; raise where names meet.
@@ -62,7 +64,7 @@ class Values:
             elif name in manifest.logical and name in contents.extra_state:
                 tensors[name] = name
             elif not _is_empty(contents.extra_state.get(name, name)):
-                lost[name] = "it has no source"
+                lost[name] = AS_TENSOR if {*ways} & manifest.logical.keys() else "it has no source"
         return Values(entries, tensors, lost)
 
     def put(

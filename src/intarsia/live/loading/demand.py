@@ -257,6 +257,8 @@ def _with_tied(found: LiveRows, tensors: Mapping[str, Any]) -> LiveRows:
 
 def _where(missing: Sequence[str], manifest: Manifest) -> str:
     """How to load tensors that the checkpoint may have under a key, or in a section that is not read."""
+    if missing[0] in manifest.entries:
+        return f"the checkpoint has a value of the name `{missing[0]}` that is no tensor: give one of its kind"
     first, held = f".{missing[0]}", [n for n in manifest.logical if not is_state(n)]
     keys = [name.removesuffix(first) for name in held if name.endswith(first)]
     found = [key for key in keys if all(f"{key}.{name}" in manifest.logical for name in missing)]
