@@ -111,6 +111,9 @@ NEEDED: Config = {
     "layer_types": {"sliding_window": 9, "use_sliding_window": True},
     "max_window_layers": {"max_window_layers": 3, "use_sliding_window": True},
     "n_group": {"topk_method": "group_limited_greedy"},
+    "original_max_position_embeddings": {
+        "rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]},
+    },
     "sliding_window": {
         "max_window_layers": 1,
         "no_rope_layers": [0, 1, 0],
@@ -157,7 +160,6 @@ WITHOUT_EFFECT = {
     ("deepseek_v2", "n_group"): "listed with `topk_method`, without which it is not heeded",
     ("deepseek_v2", "topk_group"): "the same",
     ("olmoe", "sliding_window"): "handed to the kernel, whose mask is that of full attention",
-    ("phi3", "original_max_position_embeddings"): "drops a cache; the rotation has its own",
     ("gpt_oss", "hidden_act"): "gpt-oss has one activation",
 }
 

@@ -91,8 +91,10 @@ def meaning_of(config: Config) -> dict[str, Any]:
         kept = ("rope_theta", "partial_rotary_factor") if scaled else tuple(usual)
         rope = {k: v for k, v in usual.items() if k in kept} | _base(text) | rope
         rope.setdefault("rope_type", "default")
-    if text.get("model_type") == "phi3" and rope.get("rope_type") == "yarn":
-        rope["rope_type"] = "longrope"  # what Phi-3's older files call so
+    if text.get("model_type") == "phi3" and rope.get("rope_type") in ("yarn", "longrope"):
+        # Older files call it yarn; the length beside it goes before the one in it.
+        trained = said.get("original_max_position_embeddings", 4096)
+        rope |= {"rope_type": "longrope", "original_max_position_embeddings": trained}
     found = {**implied, **said, "rope_parameters": rope}
     for part in [x for x in (rope, *rope.values()) if isinstance(x, dict)]:
         _fill(part, found.get("max_position_embeddings"))

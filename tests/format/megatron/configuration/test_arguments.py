@@ -320,6 +320,10 @@ def test_an_activation_and_a_rotation_of_two_names() -> None:
     )
     assert (older.args, older.unsaid) == (newer.args, newer.unsaid)
     assert older.args["position_embedding_type"] == "rope"
+    assert older.unsaid["rope_parameters"]["original_max_position_embeddings"] == 4096
+    given = {"original_max_position_embeddings": 16, "rope_scaling": {"type": "longrope"} | factors}
+    rope = arguments_of_config(of("phi3", DENSE, given)).unsaid["rope_parameters"]
+    assert rope["original_max_position_embeddings"] == 16
 
 
 def test_attention_that_looks_ahead_is_listed() -> None:
