@@ -20,9 +20,9 @@ from intarsia.format.registry import find_checkpoint, folder_of, format_named
 from intarsia.live.background import finish_last
 from intarsia.live.entries import extra_in
 from intarsia.live.loading.demand import Demand, Doubts, place_of
-from intarsia.live.loading.fill import fill, prove
+from intarsia.live.loading.filling.fill import fill, prove
+from intarsia.live.loading.filling.mapped import map_tensors
 from intarsia.live.loading.kept import check_kept, kept_of
-from intarsia.live.loading.mapped import map_tensors
 from intarsia.live.loading.materialise import mark_filled
 from intarsia.live.loading.optimizer import OptimizerFilling
 from intarsia.live.loading.other_masters import note_on_other_masters

@@ -18,7 +18,7 @@ from intarsia.errors import CoverageError, FamilyError, UsageError, few
 from intarsia.family import Param, table_for
 from intarsia.format.megatron.fsdp_dtensor.keys import FsdpRows, canonical
 from intarsia.layout import Layout
-from intarsia.live.loading.fill import fill, prove
+from intarsia.live.loading.filling.fill import fill, prove
 from intarsia.live.loading.optimizer import counter_holdings, set_counters
 from intarsia.live.megatron.model import unwrapped_path
 from intarsia.live.megatron_fsdp import ParameterSlice

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from intarsia.live.loading import to_device
+from intarsia.live.loading.filling import to_device
 
 
 class EventStandIn:

@@ -24,15 +24,15 @@ from intarsia.checking.content.one_tensor import content_faults, notes_of
 from intarsia.checking.content.quantised_parts import part_faults
 from intarsia.checking.content.repeats import made_by_copying, repeat_faults
 from intarsia.checking.content.same_content import Content
-from intarsia.checking.content.scale_owners import owner_faults
-from intarsia.checking.content.scale_sizes import size_faults
-from intarsia.checking.content.scales import (
+from intarsia.checking.content.scales.numbers import (
     declared_otherwise,
     scale_faults,
     scale_faults_of_headers,
     undeclared,
     weights_among,
 )
+from intarsia.checking.content.scales.owners import owner_faults
+from intarsia.checking.content.scales.sizes import size_faults
 from intarsia.checking.digests.digest_faults import digest_faults, digests_in, object_faults
 from intarsia.checking.digests.own_reading import Expected
 from intarsia.checking.fault import Fault, gathered

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from intarsia.checking.content.code_blocks import is_exponents
+from intarsia.checking.content.scales.code_blocks import is_exponents
 from intarsia.checking.diagnosis.finding import Finding
 from intarsia.checking.diagnosis.hypothesis import ENOUGH
 from intarsia.checking.pair.pairs import Pair, read_windows

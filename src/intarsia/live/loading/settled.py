@@ -9,7 +9,7 @@ from intarsia.dtypes import is_lossless
 from intarsia.errors import CoverageError, LayoutError, few
 from intarsia.layout import Layout
 from intarsia.live.loading.demand import Demand, Doubts
-from intarsia.live.loading.fill import Filling, prove
+from intarsia.live.loading.filling.fill import Filling, prove
 from intarsia.live.model.holding import Holding, memory_of, placed
 from intarsia.planning.inventory import model_section
 from intarsia.planning.manifest import Manifest

@@ -19,7 +19,7 @@ from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, few
 from intarsia.family import table_for
 from intarsia.layout import Layout, unravel
-from intarsia.live.loading.fill import Filling
+from intarsia.live.loading.filling.fill import Filling
 from intarsia.live.loading.settled import Settled
 from intarsia.live.model.holding import Holding
 from intarsia.live.model.module_state import places_of

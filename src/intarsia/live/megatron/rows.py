@@ -17,7 +17,7 @@ from intarsia.errors import FamilyError, few
 from intarsia.family import Param, Table, table_for
 from intarsia.format.megatron.fsdp_dtensor.keys import FsdpRows
 from intarsia.layout import Layout
-from intarsia.live.loading.fill import as_bytes
+from intarsia.live.loading.filling.fill import as_bytes
 from intarsia.live.megatron.boxes import boxes_of_piece
 from intarsia.live.megatron.model import Live, live_tensors, pipeline_models, transformer_config
 from intarsia.live.megatron_fsdp import ParameterSlice, local_elements

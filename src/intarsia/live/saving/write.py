@@ -21,7 +21,7 @@ from intarsia.errors import CoverageError, IntarsiaError, add_hint
 from intarsia.format.base import Arrangement, Slot
 from intarsia.format.folder.side_files import DIGESTS
 from intarsia.live.entries import EXTRA
-from intarsia.live.loading.fill import as_bytes
+from intarsia.live.loading.filling.fill import as_bytes
 from intarsia.live.report import Saved
 from intarsia.live.saving.digests import SaveDigests, Sums
 from intarsia.live.saving.exchange import RankTask, Statement, heard

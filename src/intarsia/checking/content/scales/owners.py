@@ -14,7 +14,7 @@ from math import prod, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from intarsia.checking.content.code_blocks import (
+from intarsia.checking.content.scales.code_blocks import (
     BlockCut,
     Floats,
     are_in_order,

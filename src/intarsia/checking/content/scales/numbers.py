@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from intarsia.checking.content.code_blocks import is_exponents
+from intarsia.checking.content.scales.code_blocks import is_exponents
 from intarsia.checking.fault import Fault, with_more
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.errors import few

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from intarsia.live.loading import to_device
-from intarsia.live.loading.to_device import AHEAD, ToDevice
+from intarsia.live.loading.filling import to_device
+from intarsia.live.loading.filling.to_device import AHEAD, ToDevice
 from intarsia.mesh import Box
 from intarsia.run.sharing import share_out
 from tests.live.loading.gpu_stand_in import StreamStandIn, gpu_stand_in  # noqa: F401

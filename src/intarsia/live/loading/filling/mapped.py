@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from intarsia.errors import CoverageError, UsageError
-from intarsia.live.loading.fill import Filling, mark_as_changed
+from intarsia.live.loading.filling.fill import Filling, mark_as_changed
 from intarsia.live.model.holding import Holding, is_dtensor
 from intarsia.run.source import Source
 from intarsia.value import Change

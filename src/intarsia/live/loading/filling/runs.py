@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.errors import CoverageError
-from intarsia.live.loading.to_device import ALIGNED_BYTES
+from intarsia.live.loading.filling.to_device import ALIGNED_BYTES
 from intarsia.planning.chunks import Numbers, numbers_of_ranges
 from intarsia.planning.proof import Proven
 

@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from intarsia.checking.content.codes import Codes, codes_of
+from intarsia.checking.content.scales.codes import Codes, codes_of
 from intarsia.checkpoint import Checkpoint
 from intarsia.frozen import frozen
 from intarsia.layout import unravel

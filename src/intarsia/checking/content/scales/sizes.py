@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 
-from intarsia.checking.content.code_blocks import (
+from intarsia.checking.content.scales.code_blocks import (
     BlockCut,
     BlockRows,
     are_in_order,

@@ -12,7 +12,7 @@ import intarsia
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import CoverageError
 from intarsia.layout import Layout, concat, padding
-from intarsia.live.loading.fill import SHARE, prove, windows_of_fillings
+from intarsia.live.loading.filling.fill import SHARE, prove, windows_of_fillings
 from intarsia.live.model.holding import Holding
 from intarsia.mesh import Box
 from intarsia.planning.copy import Copy

@@ -185,7 +185,7 @@ def test_codes_are_read_again_only_where_the_scales_say_so(
 ) -> None:
     read = list[str]()
     monkeypatch.setattr(
-        "intarsia.checking.content.scale_sizes.read_blocks", lambda *_: read.append("codes")
+        "intarsia.checking.content.scales.sizes.read_blocks", lambda *_: read.append("codes")
     )
     assert not faults(tmp_path / "hf", *made("fp8 blocks"))
     assert not read

@@ -17,9 +17,9 @@ from intarsia.dtypes import BY_NAME
 from intarsia.errors import IntarsiaError
 from intarsia.format.registry import folder_of, format_named, read_manifest
 from intarsia.layout import Layout, concat
-from intarsia.live.loading.fill import fill, prove
-from intarsia.live.loading.runs import run_steps
-from intarsia.live.loading.to_device import ALIGNED_BYTES, ToDevice
+from intarsia.live.loading.filling.fill import fill, prove
+from intarsia.live.loading.filling.runs import run_steps
+from intarsia.live.loading.filling.to_device import ALIGNED_BYTES, ToDevice
 from intarsia.live.model.holding import Holding
 from intarsia.mesh import Box
 from intarsia.planning.made_when_asked import MadeWhenAsked

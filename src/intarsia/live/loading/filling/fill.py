@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from intarsia.live.loading.runs import RunStep, run_steps
-from intarsia.live.loading.to_device import ALIGNED_BYTES, ToDevice
+from intarsia.live.loading.filling.runs import RunStep, run_steps
+from intarsia.live.loading.filling.to_device import ALIGNED_BYTES, ToDevice
 from intarsia.live.model.holding import Holding
 from intarsia.mesh import Box
 from intarsia.opened.lazy_tensor import as_torch

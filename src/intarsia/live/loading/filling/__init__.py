@@ -1,0 +1,1 @@
+"""Bytes into the memory of tensors: read, mapped, or by way of a device."""
