@@ -119,3 +119,14 @@ def test_a_value_and_a_tensor_of_one_name_are_told_apart(tmp_path: Path) -> None
         intarsia.load(tmp_path / "tensor", into={"model": model, "step": 0})
     with pytest.raises(CoverageError, match="a value of the name `step` that is no tensor"):
         intarsia.load(tmp_path / "number", into={"model": model, "step": torch.tensor(0)})
+
+
+def test_the_extra_state_that_a_model_of_a_dict_took_is_not_given_again(tmp_path: Path) -> None:
+    model = Counting(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.seen = 5
+    intarsia.save(tmp_path / "a", {"model": model, "optimizer": optimizer, "step": 7})
+    again = Counting(2, 2)
+    into = {"model": again, "optimizer": torch.optim.SGD(again.parameters(), lr=0.1)}
+    assert intarsia.load(tmp_path / "a", into=into).extra == {"step": 7}
+    assert again.seen == 5
