@@ -20,7 +20,7 @@ def pins() -> dict[str, str]:
 
 def newer_than_pinned(package: str) -> bool:
     """Whether a later version is installed, in which what a test shows of it may have changed."""
-    return Version(version(package)) > Version(pins()[package])
+    return Version(Version(version(package)).public) > Version(pins()[package])
 
 
 def since(package: str, least: str) -> pytest.MarkDecorator:
