@@ -7,17 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from packaging.version import Version
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.distributed.ranks import on_ranks_with
 from tests.distributed.transformer_engine_trainer import train_and_move
 from tests.live.transformer_engine_model import SEED, Model, train
+from tests.versions import since
 
-pytestmark = pytest.mark.skipif(
-    Version(torch.__version__) < Version("2.12"),
-    reason="FSDP2 of torch 2.11 forgets what tensor parallelism has interleaved, which is refused",
-)
+# FSDP2 of torch 2.11 forgets what tensor parallelism has interleaved, which is refused.
+pytestmark = since("torch", "2.12")
 
 
 @pytest.fixture(scope="module")

@@ -115,14 +115,19 @@ def test_each_of_two_models_takes_the_state_of_its_own_optimizer(
     assert all(same_state(others[key], optimizers[key]) for key in keys)
 
 
-def test_an_optimizer_under_the_key_of_another_models_is_refused(tmp_path: Path) -> None:
+def save_beside_an_average(folder: Path) -> None:
+    """What torch saves of a model, another of the same shapes, and the first one's optimizer."""
     model = net(1)
     saved = {
         "model": get_model_state_dict(model),
         "ema": get_model_state_dict(net(2)),
         "optimizer": by_name(model, stepped(model, 0.25)),
     }
-    dcp.save(saved, checkpoint_id=tmp_path / "out", no_dist=True)
+    dcp.save(saved, checkpoint_id=folder, no_dist=True)
+
+
+def test_an_optimizer_under_the_key_of_another_models_is_refused(tmp_path: Path) -> None:
+    save_beside_an_average(tmp_path / "out")
     again, ema = net(8), net(9)
     into = {"model": again, "ema": ema, "optimizer": Adam(ema.parameters())}
     with pytest.raises(
@@ -134,13 +139,7 @@ def test_an_optimizer_under_the_key_of_another_models_is_refused(tmp_path: Path)
 def test_state_of_a_parameter_that_the_optimizer_of_a_dict_does_not_step_is_refused(
     tmp_path: Path,
 ) -> None:
-    model = net(1)
-    saved = {
-        "model": get_model_state_dict(model),
-        "ema": get_model_state_dict(net(2)),
-        "optimizer": by_name(model, stepped(model, 0.25)),
-    }
-    dcp.save(saved, checkpoint_id=tmp_path / "out", no_dist=True)
+    save_beside_an_average(tmp_path / "out")
     again = net(8)
     into = {"model": again, "ema": net(9), "optimizer": Adam([*again.parameters()][:1])}
     with pytest.raises(intarsia.IntarsiaError, match=r"state of 3 parameters .*: model\.0\.bias"):

@@ -126,9 +126,8 @@ def heeded_meaning_of(config: Config) -> dict[str, Any]:
         others |= set() if kind == "gemma3_text" else {"rope_local_base_freq"}
         heeded = {k: v for k, v in text.items() if spelling(k) in kept and k not in others}
         if kind == "gemma" and heeded.get("hidden_act") == "gelu":
-            heeded["hidden_act"] = (
-                "gelu_pytorch_tanh"  # what Transformers takes the old files to mean
-            )
+            # What Transformers takes the old files to mean.
+            heeded["hidden_act"] = "gelu_pytorch_tanh"
         if "is_causal" in heeded:
             heeded["is_causal"] = bool(heeded["is_causal"])  # null denies it, too
         config = heeded if text is config else {**config, "text_config": heeded}

@@ -8,12 +8,14 @@ a GPTModel.  Megatron-LM itself loads a GPTModel's checkpoint into such a Hybrid
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from intarsia.format.dcp.metadata import Metadata
+from intarsia.format.megatron.configuration.argument_facts import OF_LAYERS, said_of_layers
 from intarsia.frozen import frozen
+from intarsia.planning.manifest import Stored
 
 _LAYER = re.compile(r"(?<![^.])decoder\.layers\.(?P<place>\d{1,9})\.(?P<part>\w+)")
 _NORM = re.compile(r"(?<![^.])decoder\.final_norm\.")
@@ -22,12 +24,6 @@ _FEED_FORWARD = ("mlp", "pre_mlp_layernorm", "post_mlp_layernorm")
 
 _PATTERNS = ("hybrid_layer_pattern", "hybrid_override_pattern")
 """The argument that alone says that a model is a HybridModel, and its older name."""
-
-_OF_PLACES: Mapping[str, Callable[[int, int], bool]] = {
-    "no_rope_freq": lambda every, number: number % every == 0,
-    "window_attn_skip_freq": lambda every, number: number % every != 0,
-}
-"""Arguments that say something of each layer of attention, by its number among the layers of both kinds."""
 
 _OF_HYBRIDS = (
     "is_hybrid_model", "spec", "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers",
@@ -42,6 +38,12 @@ class AsGPT:
     metadata: Metadata
     on_disk: Mapping[str, str]
     layers: int = 0
+
+    def with_names_on_disk(self, stored: dict[str, Stored]) -> dict[str, Stored]:
+        """Stored tensors that say by which names they lie on disk."""
+        if not self.on_disk:
+            return stored
+        return {n: replace(x, key=self.on_disk.get(x.key, x.key)) for n, x in stored.items()}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -58,6 +60,8 @@ class AsGPT:
 def as_gpt(metadata: Metadata) -> AsGPT:
     """The tensors of a HybridModel under the names of a GPTModel; those of any other model as they are."""
     parts: dict[int, set[str]] = {}
+    if not any(map(_NORM.search, metadata.tensors)):
+        return AsGPT(metadata, {})
     for name in metadata.tensors:
         if found := _LAYER.search(name):
             parts.setdefault(int(found["place"]), set()).add(found["part"])
@@ -65,7 +69,7 @@ def as_gpt(metadata: Metadata) -> AsGPT:
         place in parts and parts[place] <= {*(_FEED_FORWARD if place % 2 else _ATTENTION)}
         for place in range(len(parts))
     )
-    if not any(map(_NORM.search, metadata.tensors)) or not parts or len(parts) % 2 or not in_turn:
+    if not parts or len(parts) % 2 or not in_turn:
         return AsGPT(metadata, {})
     renamed = {_of_gpt(name): record for name, record in metadata.tensors.items()}
     if len(renamed) < len(metadata.tensors):
@@ -98,10 +102,8 @@ def gpt_arguments(args: Mapping[str, Any]) -> Mapping[str, Any]:
         found["moe_layer_freq"] = 1 if all(sparse) else sparse
     if "G" in attention:
         found["linear_attention_freq"] = [int(kind == "G") for kind in attention]
-    for name, of_number in _OF_PLACES.items():
-        value = args.get(name)
-        if type(value) is int and value > 0:
-            value = [int(of_number(value, place + 1)) for place in range(len(kinds))]
-        if isinstance(value, list | tuple) and len(value) == len(kinds):
-            found[name] = list(value[0::2])
+    for name in OF_LAYERS:  # by its number among the layers of both kinds
+        each = said_of_layers({**args, "num_layers": len(kinds)}, name)
+        if len(each) == len(kinds):
+            found[name] = [int(x) for x in each[0::2]]
     return found

@@ -5,7 +5,7 @@ Half of the range and the deviation are the same whatever the zero point is, so 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from math import prod
 
 import numpy as np
@@ -16,7 +16,7 @@ from intarsia.checkpoint import Checkpoint
 from intarsia.frozen import frozen
 from intarsia.layout import unravel
 from intarsia.mesh import Box, Shape
-from intarsia.quantised import PartRole, QuantisedWeight, WeightPart
+from intarsia.quantised import PartRole, QuantisedWeight, QuantisedWeights, WeightPart
 from intarsia.quantised.cutting import elements_per
 from intarsia.value.bits import Bits, as_float64, bits_dtype
 
@@ -129,6 +129,16 @@ def cut_of(w: QuantisedWeight) -> BlockCut | None:
     )
 
 
+def judged(
+    quantised: QuantisedWeights, known: Collection[str]
+) -> Iterator[tuple[BlockCut, Iterator[QuantisedWeight]]]:
+    """The weights that are alike, with their cut where it is known, but for those with a part in `known`."""
+    for alike in quantised.alike:
+        cut = cut_of(alike.first)
+        if cut is not None:
+            yield cut, (w for w in alike.weights if not any(p.name in known for p in w.parts))
+
+
 EXPONENTS = ("_scale", "_scales", "_scale_inv", "scale")
 """Words for scales that are exponents of two where they are bytes; bitsandbytes' bytes are codes."""
 
@@ -146,7 +156,7 @@ def scale_numbers(scale: WeightPart, bits: Bits) -> Floats:
     return np.where(bits == 0, 0, found) if scale.dtype.name == "F8_E8M0" else found
 
 
-def are_in_order(checkpoint: Checkpoint, w: QuantisedWeight, cut: BlockCut) -> bool:
+def are_in_order(checkpoint: Checkpoint, w: QuantisedWeight) -> bool:
     """Whether the inputs of a group lie beside each other: no order is stored, or one that says so."""
     order = next((part for part in w.others if part.role is PartRole.ORDER), None)
     if order is None:

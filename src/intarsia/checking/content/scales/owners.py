@@ -18,7 +18,7 @@ from intarsia.checking.content.scales.code_blocks import (
     BlockCut,
     Floats,
     are_in_order,
-    cut_of,
+    judged,
     read_blocks,
     scale_of,
 )
@@ -52,11 +52,8 @@ def owner_faults(manifest: Manifest, known: Collection[str]) -> Iterator[Fault]:
     """Scales that fit the codes of another weight, like ones as one; those in `known` are reported elsewhere."""
     found: list[tuple[str, str]] = []
     with Checkpoint(manifest) as checkpoint:
-        for alike in manifest.quantised.alike:
-            cut = cut_of(alike.first)
-            if cut is not None:
-                sound = (w for w in alike.weights if not any(p.name in known for p in w.parts))
-                found += _exchanged([*_unfitting(checkpoint, sound, cut)])
+        for cut, weights in judged(manifest.quantised, known):
+            found += _exchanged([*_unfitting(checkpoint, weights, cut)])
     if found:
         names = tuple(dict.fromkeys(name for name, _ in found))
         text = with_more(found[0][1], found)
@@ -84,7 +81,7 @@ def _unfitting(
         # What cannot be read is a fault of its own.
         try:
             found = (read_blocks(checkpoint, w, cut, rows) for rows in samples)
-            each = [*found] if are_in_order(checkpoint, w, cut) else []
+            each = [*found] if are_in_order(checkpoint, w) else []
         except IntarsiaError as error:
             error.raise_unless_fault()
             continue

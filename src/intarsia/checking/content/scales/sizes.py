@@ -14,7 +14,7 @@ from intarsia.checking.content.scales.code_blocks import (
     BlockCut,
     BlockRows,
     are_in_order,
-    cut_of,
+    judged,
     read_blocks,
     read_scales,
     scale_numbers,
@@ -53,11 +53,8 @@ def size_faults(
             seen.setdefault(stored.name, []).append(stats)
     kinds: dict[str, list[tuple[str, str]]] = {}
     with Checkpoint(manifest) as checkpoint:
-        for alike in manifest.quantised.alike:
-            cut = cut_of(alike.first)
-            for w in alike.weights if cut else ():
-                if cut is None or any(part.name in known for part in w.parts):
-                    continue
+        for cut, weights in judged(manifest.quantised, known):
+            for w in weights:
                 # What cannot be read is a fault of its own.
                 try:
                     for kind, text in _Judged(checkpoint, w, cut, seen).faults():
@@ -108,7 +105,7 @@ class _Judged:
         return unit / 127 if any(part.word == "SCB" for part in self.w.others) else unit
 
     def _implausible(self, scale: WeightPart) -> Iterator[tuple[str, str]]:
-        if place_of(self.w.of).is_vocabulary or not are_in_order(self.checkpoint, self.w, self.cut):
+        if place_of(self.w.of).is_vocabulary or not are_in_order(self.checkpoint, self.w):
             return
         blocks = read_blocks(self.checkpoint, self.w, self.cut, self.cut.evenly(_BLOCKS))
         numbers = np.abs(blocks.scales) * blocks.reach * self._unit()
@@ -122,7 +119,7 @@ class _Judged:
 
     def _zeros(self, scale: WeightPart) -> Iterator[tuple[str, str]]:
         checkpoint, w, cut = self.checkpoint, self.w, self.cut
-        if not are_in_order(checkpoint, w, cut):
+        if not are_in_order(checkpoint, w):
             return
         rows, columns = cut.grid
         zeros, held = 0, list[BlockRows]()

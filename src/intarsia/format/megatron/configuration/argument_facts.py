@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from intarsia.family import MAX_LAYERS
@@ -125,9 +125,16 @@ def _said_yarn(args: Arguments) -> list[Any]:
     return [*said.values()]
 
 
-def _listed(args: Arguments, name: str, of_layer: Callable[[int, int], bool]) -> tuple[bool, ...]:
+OF_LAYERS: Mapping[str, Callable[[int, int], bool]] = {
+    "no_rope_freq": lambda every, number: number % every == 0,
+    "window_attn_skip_freq": lambda every, number: number % every != 0,
+}
+"""Arguments that say something of each layer, and what a number says of the layer with that number."""
+
+
+def said_of_layers(args: Arguments, name: str) -> tuple[bool, ...]:
     """An argument that is a number or a list, as one word for every layer."""
-    value, count = args.get(name), args.get("num_layers")
+    value, count, of_layer = args.get(name), args.get("num_layers"), OF_LAYERS[name]
     if isinstance(value, Sequence) and not isinstance(value, str):
         return tuple(map(bool, value))
     if type(count) is not int or count > MAX_LAYERS or type(value) is not int or value == 0:
@@ -139,12 +146,12 @@ def _said_window(args: Arguments) -> Any:
     size = args.get("window_size")
     if not isinstance(size, Sequence) or isinstance(size, str) or not size:
         return None
-    layers = _listed(args, "window_attn_skip_freq", lambda every, i: i % every != 0)
+    layers = said_of_layers(args, "window_attn_skip_freq")
     return (*size, () if all(layers) else layers)
 
 
 def _said_unrotated(args: Arguments) -> tuple[bool, ...]:
-    layers = _listed(args, "no_rope_freq", lambda every, i: i % every == 0)
+    layers = said_of_layers(args, "no_rope_freq")
     return layers if any(layers) else ()
 
 

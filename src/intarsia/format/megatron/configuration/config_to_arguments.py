@@ -153,9 +153,8 @@ def _rotation(said: Said, text: Mapping[str, Any], family: str) -> None:
     (_latent_scaling if family in LATENT else _scaling)(said, rope)
     yarn = args["position_embedding_type"] == "yarn"
     if (percent != 1.0 and (yarn or family in LATENT)) or (yarn and args["rotary_interleaved"]):
-        said.unsaid[ROPE] = _rope_but_base(
-            rope
-        )  # Megatron rotates whole heads there, none in pairs
+        # Megatron rotates whole heads there, none in pairs.
+        said.unsaid[ROPE] = _rope_but_base(rope)
     if rope.get("llama_4_scaling_beta") and text["model_type"] == "ministral3":
         said.unsaid["llama_4_scaling_beta"] = rope["llama_4_scaling_beta"]
     if rope.get("mrope_section") and family in _OF_THREE_POSITIONS:

@@ -33,7 +33,7 @@ def disagreements(args: Arguments, config: Mapping[str, Any]) -> list[Contradict
     The first value of each is the arguments'.  What arguments cannot say is compared with nothing
     but what they do say.
     """
-    said = arguments_of_config(config)
+    said, meaning = arguments_of_config(config), heeded_meaning_of(config)
     stored, given = model_facts(args), model_facts(said.args)
     if ACTIVATION in said.unsaid:
         given["activation"] = f"gated {said.unsaid[ACTIVATION]}"
@@ -54,7 +54,7 @@ def disagreements(args: Arguments, config: Mapping[str, Any]) -> list[Contradict
     if "num_experts" in given and said.args.get("moe_layer_freq") == 1:
         given.pop("ffn_hidden_size", None)  # no layer has it
     if "softmax_scale" in stored and "kv_channels" in given:
-        given["softmax_scale"] = _scale_of(heeded_meaning_of(config), given["kv_channels"])
+        given["softmax_scale"] = _scale_of(meaning, given["kv_channels"])
     for name in _NEUTRAL:
         given.setdefault(name, ROWS[name].default)
     found = [
@@ -62,7 +62,7 @@ def disagreements(args: Arguments, config: Mapping[str, Any]) -> list[Contradict
         for name in ROWS
         if name in stored and name in given and not _alike(stored[name], given[name])
     ]
-    tokens, trained = heeded_meaning_of(config).get("vocab_size"), args.get("vocab_size")
+    tokens, trained = meaning.get("vocab_size"), args.get("vocab_size")
     if type(tokens) is int and type(trained) is int and tokens < trained:
         found.append(Contradiction("vocab_size", trained, tokens))
     kept = args.get(UNSAID)

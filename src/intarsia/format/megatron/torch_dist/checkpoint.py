@@ -133,9 +133,7 @@ class TorchDist(MegatronFormat):
         return Manifest(
             format=self.name,
             path=str(root),
-            stored={
-                n: replace(x, key=gpt.on_disk.get(x.key, x.key)) for n, x in found.stored.items()
-            },
+            stored=gpt.with_names_on_disk(found.stored),
             logical=found.logical,
             copies=tuple(found.copies),
             files=sizes,
