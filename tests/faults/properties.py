@@ -71,16 +71,16 @@ def faulty(seed: int, root: Path) -> Case:
         gone, right = lost(held, random), right.on_hub.whole
         kind, held = f"{kind} and lost", {n: x for n, x in held.items() if n not in gone}
     a, b = (left.write(root / "a", tensors), right.write(root / "b", held))
-    before, after = tensors, held
+    before, after, damaged = tensors, held, "B"
     if random.random() < 0.3:
-        a, b, before, after = b, a, after, before
+        a, b, before, after, damaged = b, a, after, before, "A"
     found = intarsia.verify(a, b, workers=1)
     return Case(
         "faulty",
         seed,
         kind,
         f"{kind}: {left} against {right}",
-        tuple(untrue(before, after, found, left.config)),
+        tuple(untrue(before, after, found, left.config, damaged)),
     )
 
 

@@ -106,3 +106,14 @@ def test_small_numbers_that_were_lost_are_not_rounded_ones(tmp_path: Path) -> No
     x[:, :4] += 1
     (fault,) = compared(tmp_path / "r", {"w": x}, {"w": x.to(torch.float8_e4m3fn).float()}).faults
     assert fault.kind == "rounded"
+
+
+def test_a_column_that_stayed_in_place_but_for_one_zero_is_not_said_to_be_explained(
+    tmp_path: Path,
+) -> None:
+    a = normal_tensor((18, 14), torch.float64)
+    b = a.clone()
+    b[:, :7] = a[:, :7].flip(1)
+    b[0, 13] = 0
+    (told,) = compared(tmp_path, {"w": a}, {"w": b}).different
+    assert "explains 108 of 109 differing elements" in told.diagnosis

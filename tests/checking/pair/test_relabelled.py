@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 
 import intarsia
 from tests.checkpoints import normal_tensor, write_hf
+from tests.faults.statements import untrue
 
 ROLES = ("gate_proj", "up_proj")
 NAMES = [f"model.layers.{k}.mlp.{role}.weight" for k in range(2) for role in ROLES]
@@ -58,8 +59,12 @@ def test_the_side_and_the_file_that_name_the_wrong_type_are_named(
                 part = {n: x.view(other) for n, x in part.items()}
             save_file(part, paths[-1] / f"model-{k + 1:05}-of-00002.safetensors")
     a, b = paths
+    held_by = {a: held, b: {n: x.view(other) if "layers.1." in n else x for n, x in held.items()}}
     for left, right, wrong in ((a, b, "B"), (b, a, "A")):
-        (fault,) = intarsia.verify(left, right).faults
+        found = intarsia.verify(left, right)
+        assert not untrue(held_by[left], held_by[right], found, None, damaged=wrong)
+        assert untrue(held_by[left], held_by[right], found, None, damaged="AB".strip(wrong))
+        (fault,) = found.faults
         assert (fault.kind, len(fault.tensors)) == ("dtype-relabelled", 3)
         assert f"the bits are the same: {wrong} names the wrong type" in fault.text
         assert "all of it in model-00002-of-00002.safetensors" in fault.text

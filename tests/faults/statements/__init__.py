@@ -23,9 +23,10 @@ def untrue(
     b: Mapping[str, torch.Tensor],
     found: Comparison,
     config: Config | None,
+    damaged: str = "",
 ) -> list[str]:
-    """The statements of a comparison that do not hold."""
-    sides = Sides.of(a, b, config)
+    """The statements of a comparison that do not hold; `damaged` is the side that was, where that is known."""
+    sides = Sides.of(a, b, config, damaged)
     left, right = Stored.open(found.a), Stored.open(found.b)
     try:
         return [*_all(sides, found, left, right)]

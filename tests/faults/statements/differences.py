@@ -60,7 +60,7 @@ def difference_is_untrue(d: Difference, sides: Sides, left: Stored, right: Store
     if d.where is not None:
         text = text.removesuffix(f"; {d.where}")
     if x.dtype != y.dtype:
-        text = _types(text, x, y, differ, out.wrong)
+        text = _types(text, x, y, differ, sides.damaged, out.wrong)
     if text:
         out.explained, out.differing = _sentence(text, d.tensor, sides, out.wrong)
         _in_files(text, d.tensor, sides, left, right, out.wrong)
@@ -90,7 +90,7 @@ def torch_mask(mask: Mask) -> object:
     return torch.from_numpy(np.ascontiguousarray(mask))
 
 
-def _types(text: str, x: Held, y: Held, differ: Mask, wrong: list[str]) -> str:
+def _types(text: str, x: Held, y: Held, differ: Mask, damaged: str, wrong: list[str]) -> str:
     """What is said of unlike element types; what is left of the sentence."""
     head = f"{NAMES[x.dtype]} in A, {NAMES[y.dtype]} in B; "
     if not text.startswith(head):
@@ -105,7 +105,8 @@ def _types(text: str, x: Held, y: Held, differ: Mask, wrong: list[str]) -> str:
         else "the bits are the same: one side names the wrong type" if np.array_equal(x.bits, y.bits)
         else "the numbers differ beyond rounding"
     )  # fmt: skip
-    if said != truth:
+    named = truth.replace("one side", damaged) if damaged else truth
+    if said not in (truth, named):
         wrong.append(f"untrue: {said}")
     return rest
 

@@ -93,25 +93,30 @@ def differ_at(x: Held, y: Held) -> Mask:
 
 @dataclass(frozen=True, eq=False)
 class Sides:
-    """The tensors of A and of B, and the configuration that both have."""
+    """The tensors of A and of B, the configuration that both have, and which of them was damaged where that is known."""
 
     a: Mapping[str, Held]
     b: Mapping[str, Held]
     config: Config
+    damaged: str = ""
 
     @staticmethod
     def of(
-        a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor], config: Config | None
+        a: Mapping[str, torch.Tensor],
+        b: Mapping[str, torch.Tensor],
+        config: Config | None,
+        damaged: str = "",
     ) -> Sides:
         return Sides(
             {n: Held.of(x) for n, x in a.items()},
             {n: Held.of(x) for n, x in b.items()},
             config or {},
+            damaged,
         )
 
     @property
     def flipped(self) -> Sides:
-        return replace(self, a=self.b, b=self.a)
+        return replace(self, a=self.b, b=self.a, damaged=other_side(self.damaged))
 
 
 def other_side(text: str) -> str:

@@ -101,10 +101,13 @@ def _listed(found: re.Match[str], name: str, sides: Sides) -> Predicted:
     again = _found_again(sides.a[name], sides.b[name], axis, size, len(known))
     order = np.concatenate([known, again])
     yield _taken(x, order, axis)
-    left = np.setdiff1d(np.arange(n), order)
-    if len(left) == np.count_nonzero(order < 0):  # blocks of nothing known may be those left over
-        order[order < 0] = left
-        yield _taken(x, order, axis)
+    u, v = (np.moveaxis(side[name].bits, axis, 0).reshape(n, -1) for side in (sides.a, sides.b))
+    found = (order >= 0) & ((u[order] == v).all(1) | (np.arange(n) < len(known)))
+    for rows in (order, np.where(found, order, -1)):
+        left = np.setdiff1d(np.arange(n), rows)
+        if len(left) == np.count_nonzero(rows < 0):  # what nobody recognises may be what is left
+            rows[rows < 0] = left
+            yield _taken(x, rows, axis)
 
 
 def _found_again(a: Held, b: Held, axis: int, size: int, start: int) -> Ints:

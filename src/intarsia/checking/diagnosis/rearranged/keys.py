@@ -172,7 +172,7 @@ def mended(order: Ints) -> Ints:
     """The order with its few gaps closed: a row that is wrong itself lies where its neighbours do."""
     lost = np.flatnonzero(order < 0)
     out, n = order.copy(), len(order)
-    if not len(lost) or len(lost) * 20 > n:
+    if not len(lost) or len(lost) > max(1, n // 20):
         return out
     for i in lost:
         if i and out[i - 1] >= 0 and out[i - 1] + 1 < n:
