@@ -179,7 +179,8 @@ def _judged(
     told = known | {name for fault in of_content for name in fault.tensors}
     sizes = [*size_faults(manifest, found, told)]
     faults += sizes
-    faults += owner_faults(manifest, told.union(*(fault.tensors for fault in sizes)))
+    told = told.union(*(fault.tensors for fault in sizes))
+    faults += owner_faults(manifest, told, budget.workers)
     damaged, trained = trainer_file_faults(manifest, budget)
     faults += damaged
     home = where if is_folder(where) else where.parent

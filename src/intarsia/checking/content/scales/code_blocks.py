@@ -177,7 +177,7 @@ def read_blocks(
     checkpoint: Checkpoint, w: QuantisedWeight, cut: BlockCut, wanted: Iterable[BlockRows]
 ) -> Blocks:
     """The blocks of some rows of them."""
-    found = [each for rows in wanted for each in _read(checkpoint, w, cut, rows)]
+    found = [_read(checkpoint, w, cut, rows) for rows in wanted]
     scales, reach, spread = (np.concatenate(x, axis=None) for x in zip(*found, strict=True))
     return Blocks(scales, reach, spread)
 
@@ -197,8 +197,7 @@ def read_scales(
 
 def _read(
     checkpoint: Checkpoint, w: QuantisedWeight, cut: BlockCut, rows: BlockRows
-) -> Iterator[tuple[Floats, Floats, Floats]]:
-    scales = read_scales(checkpoint, w, cut, rows)
+) -> tuple[Floats, Floats, Floats]:
     at = unravel(rows.matrix, cut.lead)
     step, high = cut.rows_of_block, cut.rows_read
     width = min(cut.codes_of_block, cut.row_elements * cut.codes.per_element)
@@ -206,15 +205,23 @@ def _read(
     first, *rest = w.main.shape[len(at) + 1 :]
     elements = -(-rows.columns * width // cut.codes.per_element)
     counts = min(first, -(-elements // prod(rest))), *rest
-    together = rows.end - rows.first if step == high else 1
-    for k in range(0, rows.end - rows.first, together):
-        start = (rows.first + k) * step
-        end = min(start + together * high, cut.rows)
-        box = Box((*at, start, *(0 for _ in counts)), (*(1 for _ in at), end - start, *counts))
-        raw = read_box(checkpoint, w.main, box).reshape(end - start, -1)
-        numbers = cut.codes.numbers(raw)[:, : rows.columns * width]
-        block = high * cut.codes.per_row, width
-        yield scales[k : k + together], *_measured(numbers, block, (together, rows.columns))
+    count = rows.end - rows.first
+    heights = [high] * count if step > high else [high * count]
+    starts = [(rows.first + k) * step for k in range(len(heights))]
+    heights[-1] = min(heights[-1], cut.rows - starts[-1])
+    raw = np.empty((sum(heights), prod(counts)), bits_dtype(w.main.dtype))
+    proven, ends = checkpoint.prover.tensor(w.main.name), np.cumsum(heights)
+    checkpoint.read_boxes(
+        (
+            proven,
+            Box((*at, start, *(0 for _ in counts)), (*(1 for _ in at), height, *counts)),
+            part.reshape(-1).view(np.uint8),
+        )
+        for start, height, part in zip(starts, heights, np.split(raw, ends[:-1]), strict=True)
+    )
+    numbers = cut.codes.numbers(raw)[:, : rows.columns * width]
+    block = high * cut.codes.per_row, width
+    return read_scales(checkpoint, w, cut, rows), *_measured(numbers, block, (count, rows.columns))
 
 
 def _measured(

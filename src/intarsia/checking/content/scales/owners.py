@@ -8,7 +8,9 @@ larger than others make scales larger, and codes no smaller: each is compared wi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
+from itertools import chain
 from math import prod, sqrt
 
 import numpy as np
@@ -28,6 +30,7 @@ from intarsia.errors import IntarsiaError, few
 from intarsia.frozen import frozen
 from intarsia.planning.manifest import Manifest
 from intarsia.quantised import QuantisedWeight
+from intarsia.run.sharing import share_out
 
 Ranks = NDArray[np.float32]
 
@@ -48,12 +51,13 @@ _MOST = 4096
 """Where more weights than these do not fit their scales, it is the scheme that makes them so."""
 
 
-def owner_faults(manifest: Manifest, known: Collection[str]) -> Iterator[Fault]:
+def owner_faults(manifest: Manifest, known: Collection[str], workers: int) -> Iterator[Fault]:
     """Scales that fit the codes of another weight, like ones as one; those in `known` are reported elsewhere."""
     found: list[tuple[str, str]] = []
     with Checkpoint(manifest) as checkpoint:
         for cut, weights in judged(manifest.quantised, known):
-            found += _exchanged([*_unfitting(checkpoint, weights, cut)])
+            unfitting = share_out([*weights], workers, partial(_unfitting, checkpoint, cut))
+            found += _exchanged([*chain(*unfitting)])
     if found:
         names = tuple(dict.fromkeys(name for name, _ in found))
         text = with_more(found[0][1], found)
@@ -73,37 +77,39 @@ class _Unfitting:
     independent: int
 
 
-def _unfitting(
-    checkpoint: Checkpoint, weights: Iterable[QuantisedWeight], cut: BlockCut
-) -> Iterator[_Unfitting]:
+def _unfitting(checkpoint: Checkpoint, cut: BlockCut, w: QuantisedWeight) -> list[_Unfitting]:
     samples = [cut.evenly(_BLOCKS, cut.matrices[m : m + 1]) for m in cut.matrices]
-    for w in weights:
-        # What cannot be read is a fault of its own.
-        try:
-            found = (read_blocks(checkpoint, w, cut, rows) for rows in samples)
-            each = [*found] if are_in_order(checkpoint, w) else []
-        except IntarsiaError as error:
-            error.raise_unless_fault()
-            continue
-        for rows, blocks in zip(samples, each, strict=False):
-            columns, at = rows[0].columns, f"[{rows[0].matrix}]" if len(samples) > 1 else ""
-            scales, codes = _ranks(blocks.scales, columns), -_ranks(blocks.spread, columns)
-            if (own := float(scales @ codes)) < _FITS:
-                grid = len(codes) // columns, columns
-                independent = prod(n - 1 if n >= _FEWEST else n for n in grid)
-                names = f"{w.main.name}{at}", f"{scale_of(w).name}{at}", scale_of(w).name
-                yield _Unfitting(*names, scales, codes, own, independent)
+    # What cannot be read is a fault of its own.
+    try:
+        found = (read_blocks(checkpoint, w, cut, rows) for rows in samples)
+        each = [*found] if are_in_order(checkpoint, w) else []
+    except IntarsiaError as error:
+        error.raise_unless_fault()
+        return []
+    unfitting = []
+    for rows, blocks in zip(samples, each, strict=False):
+        columns, at = rows[0].columns, f"[{rows[0].matrix}]" if len(samples) > 1 else ""
+        scales, codes = _ranks(blocks.scales, columns), -_ranks(blocks.spread, columns)
+        if (own := float(scales @ codes)) < _FITS:
+            grid = len(codes) // columns, columns
+            independent = prod(n - 1 if n >= _FEWEST else n for n in grid)
+            names = f"{w.main.name}{at}", f"{scale_of(w).name}{at}", scale_of(w).name
+            unfitting.append(_Unfitting(*names, scales, codes, own, independent))
+    return unfitting
 
 
 def _ranks(sizes: Floats, columns: int) -> Ranks:
     """The ranks of blocks by size, each against its row and column; the product of two is their correlation."""
     table = np.log(np.maximum(np.abs(sizes), np.finfo(np.float32).tiny)).reshape(-1, columns)
     for axis in (0, 1):
-        if table.shape[axis] >= _FEWEST:
-            table = table - np.median(table, axis, keepdims=True)
-    _, numbers, counts = np.unique(table, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[numbers.reshape(-1)]  # equal ones at one rank
-    ranks -= ranks.mean()
+        n = table.shape[axis]
+        if n >= _FEWEST:
+            middle = np.sort(table, axis).take([(n - 1) // 2, n // 2], axis)
+            table = table - middle.mean(axis, keepdims=True)
+    flat = table.reshape(-1)
+    held = np.sort(flat)
+    ranks = np.searchsorted(held, flat) + np.searchsorted(held, flat, "right")  # equal ones at one
+    ranks = ranks - ranks.mean()
     length = np.linalg.norm(ranks)
     return np.asarray(ranks / length if length else ranks, np.float32)
 
