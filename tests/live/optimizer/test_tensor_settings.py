@@ -140,3 +140,43 @@ def test_torch_loads_betas_of_tensors_that_were_saved_here(tmp_path: Path) -> No
     into = {**again.state_dict(), "optimizer": state}
     dcp.load(into, checkpoint_id=tmp_path / "out", no_dist=True)
     assert said(into["optimizer"]["param_groups"][0]["betas"]) == said((one, two))
+
+
+def two_groups(model: nn.Module, rate: Any, other: Any) -> Adam:
+    params = [*model.parameters()]
+    groups = [{"params": params[:2], "lr": rate}, {"params": params[2:], "lr": other}]
+    return Adam(groups, weight_decay=rate)
+
+
+@pytest.mark.parametrize("kind", ["tensor", "number"])
+def test_a_tensor_that_groups_share_is_still_one_after_loading(kind: str, tmp_path: Path) -> None:
+    """As after torch's own `load_state_dict`: who fills it sets the rate of all groups."""
+    model, again, rate, mine = net(1), net(2), torch.tensor(0.25), torch.tensor(0.5)
+    saved = two_groups(model, *((rate, rate) if kind == "tensor" else (0.25, 0.25)))
+    intarsia.save(tmp_path / "out", model, saved)
+    other = two_groups(again, mine, mine)
+    intarsia.load(tmp_path / "out", again, other)
+    first, second = other.param_groups
+    assert first["lr"] is second["lr"]
+    assert said(first["lr"]) == said(rate)
+    assert said(mine) == said(torch.tensor(0.5))
+
+
+def test_a_tensor_that_groups_share_is_two_where_the_checkpoint_has_two_numbers(
+    tmp_path: Path,
+) -> None:
+    model, again, mine = net(1), net(2), torch.tensor(0.5)
+    intarsia.save(tmp_path / "out", model, two_groups(model, one, torch.tensor(0.75)))
+    other = two_groups(again, mine, mine)
+    intarsia.load(tmp_path / "out", again, other)
+    first, second = other.param_groups
+    assert [float(first["lr"]), float(second["lr"])] == [float(one), 0.75]
+    assert first["weight_decay"] is second["weight_decay"] is first["lr"]
+
+
+def test_equal_tensors_that_are_two_stay_two(tmp_path: Path) -> None:
+    model, again, rate = net(1), net(2), torch.tensor(0.25)
+    intarsia.save(tmp_path / "out", model, two_groups(model, rate, rate))
+    other = two_groups(again, torch.tensor(0.5), torch.tensor(0.5))
+    intarsia.load(tmp_path / "out", again, other)
+    assert other.param_groups[0]["lr"] is not other.param_groups[1]["lr"]

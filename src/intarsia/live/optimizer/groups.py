@@ -27,7 +27,7 @@ from intarsia.live.optimizer.classes import check_class, fixed_settings
 from intarsia.live.optimizer.named import NamedOptimizer
 from intarsia.live.optimizer.several import each_of, held_by
 from intarsia.live.optimizer.state import tensors_of
-from intarsia.live.optimizer.tensor_settings import alike, in_order, is_storable
+from intarsia.live.optimizer.tensor_settings import Settling, in_order, is_storable
 from intarsia.state.names import TORCH_GROUPS
 
 _NAMES = "param_names"
@@ -175,7 +175,7 @@ def _regrouped(
 
 def put_groups(optimizer: Any, agreed: Sequence[Mapping[str, Any] | None]) -> list[str]:
     """Set every setting that was stored, also those that a group lacked; remarks on what was not."""
-    notes = []
+    notes, settling = [], Settling()
     for number, (mine, found) in enumerate(zip(optimizer.param_groups, agreed, strict=True)):
         if found is None:
             notes.append(f"no hyperparameters were stored for group {number} of the optimizer")
@@ -184,7 +184,7 @@ def put_groups(optimizer: Any, agreed: Sequence[Mapping[str, Any] | None]) -> li
         if kept:
             notes.append(f"group {number} of the optimizer keeps its own {', '.join(kept)}")
         for key, value in found.items():
-            mine[key] = alike(mine.get(key), value)
+            mine[key] = settling.alike(mine.get(key), value)
     return notes
 
 

@@ -109,19 +109,39 @@ def in_order(value: Any, mine: Any, name: str) -> Any:
     return type(mine)(in_order(value[k], own, f"{name}.{k}") for k, own in pairs)
 
 
-def alike(mine: Any, value: Any) -> Any:
-    """A stored value in the type that the optimizer has (tuples come back as lists, say)."""
-    if isinstance(value, TensorSetting):
-        device = mine.device if isinstance(mine, torch.Tensor) else "cpu"
-        return value.tensor.to(device, copy=True)
-    if isinstance(mine, torch.Tensor) and type(value) in (int, float):
-        return torch.full_like(mine, value)
-    if isinstance(value, dict):
-        each = mine if isinstance(mine, dict) else {}
-        return {k: alike(each.get(k), x) for k, x in value.items()}
-    if type(value) in (tuple, list):
-        same = type(mine) in (tuple, list)
-        own = mine if same and len(mine) == len(value) else [None] * len(value)
-        found = [alike(x, y) for x, y in zip(own, value, strict=True)]
-        return (type(mine) if same else type(value))(found)
-    return value
+class Settling:
+    """The settings of a checkpoint in the place of those that an optimizer has.
+
+    Groups that were given one tensor (as the learning rate, say) still have one where the checkpoint has
+    one number for them, since a program that fills it means all of them.
+    """
+
+    def __init__(self) -> None:
+        self._given: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def alike(self, mine: Any, value: Any) -> Any:
+        """A stored value in the type that the optimizer has (tuples come back as lists, say)."""
+        if isinstance(value, TensorSetting):
+            device = mine.device if isinstance(mine, torch.Tensor) else "cpu"
+            return self._one(mine, value.tensor.to(device, copy=True))
+        if isinstance(mine, torch.Tensor) and type(value) in (int, float):
+            return self._one(mine, torch.full_like(mine, value))
+        if isinstance(value, dict):
+            each = mine if isinstance(mine, dict) else {}
+            return {k: self.alike(each.get(k), x) for k, x in value.items()}
+        if type(value) in (tuple, list):
+            same = type(mine) in (tuple, list)
+            own = mine if same and len(mine) == len(value) else [None] * len(value)
+            found = [self.alike(x, y) for x, y in zip(own, value, strict=True)]
+            return (type(mine) if same else type(value))(found)
+        return value
+
+    def _one(self, mine: Any, found: torch.Tensor) -> torch.Tensor:
+        """The tensor that was given already in the place of the same one, where it is equal."""
+        if not isinstance(mine, torch.Tensor):
+            return found
+        for before, given in self._given:
+            if before is mine and repr(TensorSetting(given)) == repr(TensorSetting(found)):
+                return given
+        self._given.append((mine, found))
+        return found
