@@ -185,7 +185,10 @@ def check_tensor_name(name: Any) -> None:
     if type(name) is not str or len(name) > MAX_NAME:
         raise FormatError(f"the name {brief(name)} is not text of at most {MAX_NAME} characters")
     if not name.isascii():
-        name.encode()  # what holds half a character could not be written again
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise FormatError(f"the name {brief(name)} has half a character") from None
 
 
 def _matched(

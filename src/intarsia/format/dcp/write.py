@@ -15,9 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from intarsia.dtypes import DType
+from intarsia.errors import FormatError, UsageError
 from intarsia.format.arrangement import SlotColumns, SlotPlaces, Wrapped
 from intarsia.format.base import PAGE_BYTES, Arrangement, HeldTarget, WriteOptions
-from intarsia.format.dcp.metadata import METADATA, Metadata, TensorRecord
+from intarsia.format.dcp.metadata import METADATA, Metadata, TensorRecord, check_tensor_name
 from intarsia.format.dcp.metadata_write import write_metadata
 from intarsia.format.dcp.own_keys import with_own_keys
 from intarsia.format.torch_file.torch_frame import Frame, frame
@@ -104,6 +105,7 @@ class Files:
 
     def append(self, name: str, data: bytes) -> Entry:
         """Put an object behind all that the first rank writes."""
+        check_name(name)
         file, at = file_of(0), self._ends[0]
         self._ends[0] += len(data)
         self.fixed.append((self.folder + file, at, data))
@@ -147,7 +149,7 @@ def place_all(
 ) -> tuple[dict[str, SlotColumns], dict[str, TensorRecord]]:
     """A place for every box of every tensor, and what the metadata say of it."""
     taken = [
-        (name, dtype, shape, (cut := files.cut(dtype, boxes)).wrapped, files.take(cut))
+        (check_name(name), dtype, shape, (cut := files.cut(dtype, boxes)).wrapped, files.take(cut))
         for name, dtype, shape, boxes in held
     ]
     of_slots, places = files.places()
@@ -155,6 +157,15 @@ def place_all(
         name: TensorRecord(name, dtype, shape, Chunks(cut.boxes, places, first))
         for name, dtype, shape, cut, first in taken
     }
+
+
+def check_name(name: str) -> str:
+    """The name of a tensor or an object; raise where it is one that no reader would take."""
+    try:
+        check_tensor_name(name)
+    except FormatError as error:
+        raise UsageError(f"{error.brief}, so nothing is written", hint="rename it") from None
+    return name
 
 
 def file_of(rank: int) -> str:

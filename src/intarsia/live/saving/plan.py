@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from intarsia.dtypes import DType
-from intarsia.errors import UsageError, few_lines
+from intarsia.errors import FormatError, UsageError, few_lines
 from intarsia.format.base import Arrangement
 from intarsia.format.registry import live_format
+from intarsia.format.strict_json import parse_json
 from intarsia.live.entries import extra_entries, shared_entries
 from intarsia.live.optimizer.agreement import agreed_entries
 from intarsia.live.saving.exchange import Heard, RankTask, tasks_of
@@ -75,4 +77,18 @@ def _one_config(held: Sequence[Heard]) -> Mapping[str, Any] | None:
                 f"ranks {at} and {rank} have different model configurations, and one is written:{few_lines(texts, 4)}",
                 hint="give config= the whole model's configuration on every rank",
             )
-    return first[1] if first is not None else None
+    if first is None:
+        return None
+    try:
+        parse_json(config_text(first[1]).encode(), "it")
+    except (FormatError, TypeError, ValueError, RecursionError) as error:
+        brief = error.brief if isinstance(error, FormatError) else f"{error}"
+        raise UsageError(
+            f"the configuration could not be read again: {brief}", hint="give another with config="
+        ) from error
+    return first[1]
+
+
+def config_text(config: Mapping[str, Any]) -> str:
+    """What is written as `config.json`."""
+    return json.dumps(config, indent=2, default=str) + "\n"

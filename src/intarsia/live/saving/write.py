@@ -7,7 +7,6 @@ rank's checksum must agree, or nothing is committed.
 
 from __future__ import annotations
 
-import json
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ from intarsia.live.saving.digests import SaveDigests, Sums
 from intarsia.live.saving.exchange import RankTask, Statement, heard
 from intarsia.live.saving.latest import name_last
 from intarsia.live.saving.parts import HeldPart
-from intarsia.live.saving.plan import Outline, SavePlan
+from intarsia.live.saving.plan import Outline, SavePlan, config_text
 from intarsia.live.saving.replicas import Key, check_replicas
 from intarsia.live.saving.snapshot import Snapshot
 from intarsia.run.progress import Progress
@@ -192,8 +191,7 @@ def _write_slot(staging: Staging, slot: Slot, data: Any, crc: int) -> None:
 
 def _close(staging: Staging, arrangement: Arrangement, config: Mapping[str, Any] | None) -> None:
     if config is not None:
-        text = json.dumps(config, indent=2, default=str) + "\n"
-        staging.write_small("config.json", text.encode())
+        staging.write_small("config.json", config_text(config).encode())
     for file, data in arrangement.closing.items():
         staging.write_small(file, data)
     notes = staging.commit()
