@@ -82,6 +82,23 @@ def test_signs_and_powers_of_two_are_numbers_of_their_own_type(
     assert not alone(tmp_path / "powers", {"table.weight": (powers * signs).to(dtype)})
 
 
+def test_factors_near_one_in_fp16_are_of_that_type(tmp_path: Path) -> None:
+    name = "model.layers.0.self_attn.q_norm.weight"  # a norm for every head, as Cohere's
+    norms = 1 + 0.1 * normal_tensor((16, 24), torch.float32)
+    assert not alone(tmp_path / "norms", {name: norms.half()})
+    weights = 0.02 * normal_tensor((16, 24), torch.float32)
+    taken = weights.bfloat16().view(torch.float16)
+    assert alone(tmp_path / "weights", {name: taken}) == {"dtype-implausible"}
+
+
+def test_tiny_numbers_of_one_draw_in_bf16_are_of_that_type(tmp_path: Path) -> None:
+    name = "vision_model.embeddings.patch_embedding.weight"  # BLIP-2's begin so
+    drawn = normal_tensor((32, 192), torch.float32)
+    assert not alone(tmp_path / "drawn", {name: (1e-10 * drawn).bfloat16()})
+    taken = (0.02 * drawn).half().view(torch.bfloat16)
+    assert alone(tmp_path / "taken", {name: taken}) == {"dtype-implausible"}
+
+
 def test_a_zero_block_is_no_padding_in_the_same_breath(tmp_path: Path) -> None:
     tensors = small(vocab_size=128)
     tensors["lm_head.weight"][64:] = 0

@@ -121,3 +121,15 @@ def test_a_first_moment_that_is_the_second_or_the_main_weight_is_found(
     said = "the weight itself" if (other, format) == ("master", "fsdp_dtensor") else other
     assert f"exp_avg equals {said} in " in fault.text
     assert all(name.startswith(first) and "layers.1." in name for name in fault.tensors)
+
+
+def test_masks_that_heads_have_alike_are_no_repeated_shards(tmp_path: Path) -> None:
+    apart = (torch.arange(16)[:, None] - torch.arange(16)).float()
+    slopes = torch.tensor([1e-5, 1e-6, 1e-7, 1e-8])[:, None, None]
+    decay = torch.exp(-slopes * apart).tril()[None]
+    name = "model.layers.3.self_attn.diagonal_decay"
+    save_file({name: decay.bfloat16()}, tmp_path / "model.safetensors")
+    assert intarsia.verify(tmp_path)
+    mixed = decay[0, :1, torch.randperm(16, generator=torch.Generator().manual_seed(0))]
+    save_file({name: mixed.repeat(4, 1, 1)[None].bfloat16()}, tmp_path / "model.safetensors")
+    assert [fault.kind for fault in intarsia.verify(tmp_path).faults] == ["shards-repeated"]

@@ -119,3 +119,17 @@ def test_rows_of_a_table_that_never_came_have_no_moments(
     intarsia.convert(tmp_path / "lost", tmp_path / "lost3", to="dcp", mesh="fsdp=4", section=".")
     (fault,) = intarsia.verify(tmp_path / "lost3").faults
     assert (fault.kind, fault.tensors) == ("zero-block", ("optimizer.exp_avg.body.1.weight",))
+
+
+def test_the_norm_of_a_projector_may_begin_at_zero_beside_a_tower_s_that_begin_at_one(
+    tmp_path: Path,
+) -> None:
+    tensors = {
+        "multi_modal_projector.mm_soft_emb_norm.weight": torch.zeros(16),
+        "vision_tower.post_layernorm.weight": torch.ones(16),
+    }
+    for k in range(2):
+        tensors[f"vision_tower.encoder.layers.{k}.layer_norm1.weight"] = torch.ones(16)
+    assert not kinds(tmp_path / "projector", tensors)
+    tensors["vision_tower.post_layernorm.weight"] = torch.zeros(16)
+    assert kinds(tmp_path / "tower", tensors) == ["zero-tensor"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from math import inf, isfinite
+from math import inf, isfinite, log2
 
 from intarsia.checking.fault import Fault
 from intarsia.checking.survey.item_stats import ItemStats, Odd
@@ -14,9 +14,11 @@ _MANTISSA = {"F16": 0x3FF, "BF16": 0x7F}
 _FEWEST_BITS = 5
 """Bits of their mantissas that numbers of another type use; signs and powers of two use none."""
 
+_SIGN = 0x8000
+"""The sign of a 16-bit number; factors near one, such as a norm's of every head, have none."""
+
 _LEAST_WEIGHT, _MOST_WEIGHT = 0.2, 1e-8
 """Every number of a matrix above the first, or below the second: no weights are like that."""
-
 
 _LOWER = re.compile(r"(?:(?<=[._])|^)min(?=_[^.]*$|$)")
 """The word in the last part of a name that names a lower bound."""
@@ -78,7 +80,7 @@ def _odd(kind: str, stats: ItemStats, odd: Odd, what: str) -> Fault:
 
 
 def dtype_implausible(stats: ItemStats) -> Iterator[Fault]:
-    """Bits of bf16 read as fp16 lie between 0.25 and 4, those of fp16 read as bf16 below 1e-8."""
+    """Bits of bf16 read as fp16 lie between 0.25 and 4 on both sides of zero, those of fp16 read as bf16 far apart below 1e-8."""
     stored = stats.item.stored
     mantissa = stats.used_bits & _MANTISSA.get(stored.dtype.name, 0)
     if mantissa.bit_count() < _FEWEST_BITS:
@@ -90,8 +92,9 @@ def dtype_implausible(stats: ItemStats) -> Iterator[Fault]:
     if stored.layout.size < 64 or stats.not_finite.count:
         return
     least, most = stats.number_of(stats.least), stats.number_of(stats.most)
-    fp16 = stored.dtype.name == "F16" and least > _LEAST_WEIGHT
+    fp16 = stored.dtype.name == "F16" and least > _LEAST_WEIGHT and stats.used_bits & _SIGN
     bf16 = stored.dtype.name == "BF16" and 0 < most < _MOST_WEIGHT
+    bf16 = bf16 and not _may_be_drawn(least, most, stored.layout.size)
     if fp16 or bf16:
         other = "BF16" if fp16 else "F16"
         text = (
@@ -100,6 +103,17 @@ def dtype_implausible(stats: ItemStats) -> Iterator[Fault]:
         )
         names = stored.layout.tensors or (stored.name,)
         yield Fault("dtype-implausible", names, stats.item.files, text, stored.layout.size)
+
+
+def _may_be_drawn(least: float, most: float, count: int) -> bool:
+    """Whether so many numbers may be of one draw: the least is about the `count`-th part of the greatest.
+
+    A bit of the exponent of fp16 is three bits higher in that of bf16: the numbers lie eight times as many octaves apart.
+
+    >>> _may_be_drawn(1e-14, 4e-10, 4096), _may_be_drawn(1e-37, 4e-12, 4096)
+    (True, False)
+    """
+    return least > 0 and log2(most / least) < 2 * log2(count) + 8
 
 
 def value_implausible(stats: ItemStats, bounds: Collection[str]) -> Iterator[Fault]:

@@ -33,6 +33,9 @@ _ROUNDING = 0.02
 _MOST_LIKE = 8
 """Matrices that are read to learn how many zeros their like hold."""
 
+_DISTANCES = 64
+"""Rows that are looked at to learn whether each is the one before it, one column on."""
+
 _SAMPLE = 1 << 14
 """Elements that are looked at to learn how much information a part holds."""
 
@@ -129,6 +132,16 @@ class Content:
         double = 4 * first**2 * (1 - first**2)
         sine = np.all(zeroth == 0) and np.allclose(second**2, double, atol=_ROUNDING)
         return bool(np.any(first)) and bool(cosine or sine)
+
+    def is_of_distances(self, stored: Stored, unit: StackedMatrix, axis: int, run: Run) -> bool:
+        """Whether a block's elements say how far row and column are apart, and no more: masks, decays and slopes."""
+        box = _box(unit, axis, run)
+        few = Box(box.offsets, (min(box.shape[0], _DISTANCES), box.shape[1]))
+        try:
+            rows = np.concatenate([*self._windows(stored, few)]).reshape(-1, box.shape[1])
+        except (FormatError, CoverageError):
+            return False
+        return len(rows) > 2 and np.array_equal(rows[1:, 1:], rows[:-1, :-1])
 
     def close(self) -> None:
         if self._checkpoint is not None:

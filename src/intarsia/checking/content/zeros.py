@@ -149,7 +149,7 @@ def zero_tensors(found: Sequence[ItemStats], content: Content) -> Iterator[Fault
     """Tensors that are zero where their like in other layers and experts are not.
 
     One that has no like may be zero from the start, unless it is a vocabulary's; the like of a
-    norm that stands alone are those of its size, and of modules that numbers alone name, those of one make.  A layer that stands still has no moments, nor has
+    norm that stands alone are those of its size beside it, and of modules that numbers alone name, those of one make.  A layer that stands still has no moments, nor has
     a bias that is frozen, and what is small may have nothing left where its like are pruned.
     """
     if not any(p.zero for stats in found for p in stats.matrices):
@@ -157,7 +157,7 @@ def zero_tensors(found: Sequence[ItemStats], content: Content) -> Iterator[Fault
     alike: dict[tuple[str, str, Hashable], list[tuple[ItemStats, MatrixFacts]]] = {}
     made = UnnamedModules(stats.item.stored for stats in found)
     moving: set[tuple[str, str, int | None]] = set()
-    norms: dict[int, list[bool]] = {}
+    norms: dict[int, list[tuple[str, bool]]] = {}
     moments = {p.unit.place for s in found for p in s.matrices if p.unit.place.is_moment}
     for stats in found:
         for p in stats.matrices:
@@ -175,7 +175,7 @@ def zero_tensors(found: Sequence[ItemStats], content: Content) -> Iterator[Fault
                 if not p.zero:
                     moving.add(_at(place))
                 if norm and not matrix and not place.kind:
-                    norms.setdefault(p.unit.columns, []).append(p.zero)
+                    norms.setdefault(p.unit.columns, []).append((place.template, p.zero))
     for (_, template, _), group in alike.items():
         zero = [
             (stats, p)
@@ -217,9 +217,15 @@ def _one(place: ModelPlace) -> tuple[int | None, int | None]:
     return place.layer, place.expert
 
 
-def _is_needed(matrix: MatrixFacts, norms: Mapping[int, Sequence[bool]]) -> bool:
-    """Whether no model has this all zero: a vocabulary, or a norm whose like are all but it not."""
-    place, like = matrix.unit.place, norms.get(matrix.unit.columns, ())
+def _is_needed(matrix: MatrixFacts, norms: Mapping[int, Sequence[tuple[str, bool]]]) -> bool:
+    """Whether no model has this all zero: a vocabulary, or a norm whose like are all but it not.
+
+    The norms of another part of the model, such as a tower's, may be centred on another value.
+    """
+    place = matrix.unit.place
+    part = "".join(f"{word}." for word in place.template.split(".")[:-2])
+    held = norms.get(matrix.unit.columns, ())
+    like = [zero for template, zero in held if template.startswith(part)]
     alone = place.layer is None and "norm" in place.template and matrix.unit.rows == 1
     return place.is_vocabulary or (alone and sum(like) == 1 and len(like) > 1)
 
