@@ -144,6 +144,7 @@ def test_the_step_that_an_undistributed_optimizer_keeps_beside_its_groups_is_wri
 
 @pytest.mark.parametrize("flat", [True, False], ids=["by parameter", "by number"])
 @pytest.mark.parametrize("groups", ["one", "decay last"])
+@pytest.mark.one_in(2)
 def test_torchs_groups_and_steps_come_back_from_torch_dist(
     groups: str, flat: bool, tmp_path: Path
 ) -> None:
@@ -177,7 +178,7 @@ def test_torchs_groups_come_back_by_way_of_every_format_that_has_words_for_them(
 
 @pytest.mark.parametrize("flat", [True, False], ids=["by parameter", "by number"])
 @pytest.mark.parametrize("case", ["td_dense_tp2", "td_dense_tp2pp2_dpresh", "fd_dense_tp2_fsdp2"])
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_a_torch_optimizer_resumes_from_megatron(case: str, flat: bool, tmp_path: Path) -> None:
     """Both of torch's spellings are there, with a step for every parameter."""
     path = fixture(case)
@@ -221,6 +222,7 @@ def test_a_torch_optimizer_resumes_from_megatron(case: str, flat: bool, tmp_path
 
 
 @pytest.mark.parametrize("case", ["td_dense_tp2", "td_dense_tp2pp2_dpresh", "td_moe_tp2pp2ep2"])
+@pytest.mark.one_in(3)
 def test_steps_of_megatrons_groups_are_logical_tensors(case: str, tmp_path: Path) -> None:
     path = fixture(case)
     config = json.loads((path / "hf_truth" / "config.json").read_text())
@@ -238,6 +240,7 @@ def test_steps_of_megatrons_groups_are_logical_tensors(case: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("other", ["hf", "fsdp_dtensor", "dcp"])
+@pytest.mark.one_in(3)
 def test_verify_finds_a_step_that_differs(other: str, tmp_path: Path) -> None:
     src = write_dcp(tmp_path / "src", state_of("one", 3, flat=True))
     intarsia.convert(src, tmp_path / "dist", to="torch_dist", config=CONFIG)
@@ -276,7 +279,7 @@ def fused_model(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("dialect", ["hf-module", "hf-fused"])
 @pytest.mark.parametrize("to", ["dcp", "hf"])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_a_fused_parameter_has_one_step(dialect: str, to: str, tmp_path: Path) -> None:
     state = fused_model(tmp_path / "hf")
     intarsia.convert(tmp_path / "hf", tmp_path / "fused", to=to, dialect=dialect)

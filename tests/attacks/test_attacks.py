@@ -11,7 +11,9 @@ from tests.checkpoints import python
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("which", ["of each kind", pytest.param("--all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "which", ["one command each", pytest.param("--all", marks=pytest.mark.slow)]
+)
 def test_no_exploit_does_more_than_end_in_an_error(which: str) -> None:
     done = python("-m", "tests.attacks.run", *THEMES, which, seconds=850)
     rows = [json.loads(line) for line in done.stdout.splitlines()]

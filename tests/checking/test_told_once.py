@@ -194,6 +194,7 @@ def test_metadata_without_a_byte_is_a_fault_of_the_iteration_that_is_tracked(
 
 
 @pytest.mark.parametrize("kind", ["not-finite", "negative-variance"])
+@pytest.mark.one_in(2)
 def test_what_went_wrong_everywhere_is_one_fault(kind: str, tmp_path: Path) -> None:
     held = trained(weights(1))
     wrong = [

@@ -130,7 +130,7 @@ REORDERED["hrm_text", "tp_size"] = REORDERED["hrm_text", "fsdp_size"]
 
 
 @pytest.mark.parametrize(("kind", "axis"), REORDERED)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_rows_that_transformers_reorders_in_silence_stay_in_order(
     stored: dict[str, Stored], kind: str, axis: str
 ) -> None:
@@ -145,6 +145,7 @@ def ram_efficient(stored: Stored, layout: dict[str, int]) -> tuple[list[str], li
 
 
 @pytest.mark.parametrize("layout", [{"fsdp_size": 2}, {"fsdp_size": 2, "ep_size": 2}])
+@pytest.mark.one_in(2)
 def test_the_ram_efficient_switch_zeroes_no_shard(
     stored: dict[str, Stored], layout: dict[str, int]
 ) -> None:

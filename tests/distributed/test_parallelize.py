@@ -107,7 +107,7 @@ def assert_same_training(name: str, found: Trained) -> None:
 
 
 @pytest.mark.parametrize("name", QUICK)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 def test_a_mesh_trains_as_one_process(quick: dict[str, Trained], name: str) -> None:
     assert_same_training(name, quick[name])
 

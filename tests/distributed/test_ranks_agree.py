@@ -39,7 +39,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str
         ("other_digests", "source file model.safetensors: "),
     ],
 )
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(8)
 def test_ranks_that_differ_stop_before_a_byte_moves(ended, case: str, told: str) -> None:
     root, ranks, _ = ended
     for rank in ranks:

@@ -67,7 +67,7 @@ def there_and_back(path: Path, out: Path, kind: str, axes: dict[str, int]) -> tu
 
 
 @pytest.mark.parametrize(("kind", "mesh"), CASES)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_hub_weights_go_into_a_mesh_and_come_back(
     hub: dict[str, Path], tmp_path: Path, kind: str, mesh: dict[str, int]
 ) -> None:

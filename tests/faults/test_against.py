@@ -42,6 +42,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.mark.parametrize(("fault", "to"), cases())
+@pytest.mark.one_in(2)
 def test_a_fault_is_found_and_named(fault: Against, to: str, sound, tmp_path: Path) -> None:
     good = sound(fault.model, to)
     found = intarsia.verify(good, fault.make(good, tmp_path / "faulty", seed=1))

@@ -37,6 +37,7 @@ def test_the_checkpoint_that_faults_are_made_from_is_sound(sound: Sound, format:
 
 
 @pytest.mark.parametrize(("fault", "format"), CASES)
+@pytest.mark.one_in(2)
 def test_a_fault_is_found_and_named(
     sound: Sound, fault: Fault, format: str, tmp_path: Path
 ) -> None:

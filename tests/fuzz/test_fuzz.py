@@ -37,6 +37,7 @@ def test_sound_files_are_read(parser: Parser) -> None:
 @each_parser
 @settings(max_examples=15, deadline=None)
 @given(st.randoms(use_true_random=False), st.data())
+@pytest.mark.one_in(2)
 def test_damaged_files_are_refused(
     parser: Parser, chance: random.Random, data: st.DataObject
 ) -> None:
@@ -47,6 +48,7 @@ def test_damaged_files_are_refused(
 @each_parser
 @settings(max_examples=15, deadline=None)
 @given(st.binary(max_size=200))
+@pytest.mark.one_in(2)
 def test_noise_is_refused(parser: Parser, data: bytes) -> None:
     assert harm(parser, data) is None
 

@@ -262,6 +262,7 @@ def test_a_window_and_a_router_survive_too(tmp_path: Path) -> None:
         ({"rotary_seq_len_interpolation_factor": 4}, r"rope_scaling=\('linear', 4\)"),
     ],
 )
+@pytest.mark.one_in(4)
 def test_arguments_that_no_configuration_says_need_one(
     change: Any, said: str, tmp_path: Path
 ) -> None:

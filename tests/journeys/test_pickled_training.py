@@ -53,7 +53,7 @@ def go_on(path: Path, optimizer_of: Callable[[Any], torch.optim.Optimizer]) -> l
         ("adafactor", "optimizer", False),  # the step of each parameter is a number, no tensor
     ],
 )
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 def test_state_and_settings_of_a_saved_dict_are_the_optimizers(
     kind: str, key: str, numbered: bool, tmp_path: Path
 ) -> None:

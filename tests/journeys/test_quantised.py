@@ -123,6 +123,7 @@ def there_and_back(src: Path, tmp: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "block"), [(deepseek, [16, 16]), (qwen3_moe, None), (llama, [8, 32])]
 )
+@pytest.mark.one_in(2)
 def test_fp8_with_blocks_or_one_scale(tmp_path: Path, model: Any, block: list[int] | None) -> None:
     torch.manual_seed(0)
     there_and_back(fp8_folder(tmp_path, model(), block), tmp_path)

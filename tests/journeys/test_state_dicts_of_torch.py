@@ -65,7 +65,7 @@ SAVERS = (tutorial, pair, flattened, accelerates)
 
 @pytest.mark.parametrize("configured", [True, False])
 @pytest.mark.parametrize("saver", SAVERS)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 def test_weights_reach_the_hub_and_training_goes_on(
     tmp_path: Path, saver: Callable[[Any, Any], dict[str, Any]], configured: bool
 ) -> None:
@@ -86,6 +86,7 @@ def test_weights_reach_the_hub_and_training_goes_on(
 
 @pytest.mark.parametrize("to", ["torch_dist", "fsdp_dtensor"])
 @pytest.mark.parametrize("saver", [tutorial, pair])
+@pytest.mark.one_in(2)
 def test_state_goes_through_megatrons_formats(
     tmp_path: Path, saver: Callable[[Any, Any], dict[str, Any]], to: str
 ) -> None:

@@ -30,6 +30,7 @@ def group(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("word", WORDS)
+@pytest.mark.one_in(2)
 def test_a_wrappers_word_in_every_layer_is_taken_out(tmp_path: Path, word: str) -> None:
     model, optimizer = trained()
     clean = {name: x.clone() for name, x in model.state_dict().items()}

@@ -38,6 +38,7 @@ def faults_of(path: Path) -> list[tuple[str, tuple[str, ...]]]:
         ("scale-zero", -0.0),
     ],
 )
+@pytest.mark.one_in(4)
 def test_scales_that_are_no_numbers_or_zero_are_faults(
     tmp_path: Path, kind: str, value: float, family: bool
 ) -> None:

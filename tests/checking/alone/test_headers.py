@@ -34,6 +34,7 @@ def test_megatron_s_folder_without_its_backend_is_malformed(
 
 
 @pytest.mark.parametrize("to", ["dcp", "fsdp_dtensor", "hf"])
+@pytest.mark.one_in(3)
 def test_what_was_made_of_megatron_s_checkpoint_is_of_its_own_format(
     to: str, tmp_path: Path
 ) -> None:

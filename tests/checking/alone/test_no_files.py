@@ -40,7 +40,7 @@ def spoil(path: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["cut", "empty", "folder", "pipe", "absent"])
 @pytest.mark.parametrize("run", RUNS)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 def test_a_data_file_that_ends_before_its_chunks_or_is_none_is_named(
     run: str, how: str, tmp_path: Path
 ) -> None:

@@ -43,6 +43,7 @@ def test_a_parameter_without_state_amid_others_that_have_it_is_a_fault(tmp_path:
 
 
 @pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.one_in(2)
 def test_state_of_a_parameter_is_missed_where_the_groups_list_it(
     flat: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

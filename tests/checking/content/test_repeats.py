@@ -33,7 +33,7 @@ def test_moments_of_one_rank_s_experts_saved_for_all_are_found(format: str, tmp_
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_moments_of_a_layer_saved_for_another_are_found(format: str, tmp_path: Path) -> None:
     tensors = trained(weights(2))
     for name in tensors:
@@ -61,6 +61,7 @@ def clones(tensors: Tensors) -> Tensors:
 
 
 @pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.one_in(4)
 def test_a_number_that_is_none_is_named_by_its_expert(format: str, tmp_path: Path) -> None:
     """Though several experts, or q, k and v, lie in one stored tensor."""
     tensors = trained(weights(2))
@@ -108,7 +109,7 @@ def test_a_model_made_by_copying_is_noted_until_it_was_trained(kind: str, tmp_pa
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("other", ["exp_avg_sq", "master"])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_a_first_moment_that_is_the_second_or_the_main_weight_is_found(
     format: str, other: str, tmp_path: Path
 ) -> None:

@@ -70,7 +70,7 @@ def kinds(found: Comparison) -> set[str]:
         (together(GATED, swapped), each("q_proj", block_of(1, 2, older)), {"gate-up-swapped", "rank-stale"}),
     ],
 )  # fmt: skip
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_two_faults_are_both_named(
     tmp_path: Path, first: Damage, second: Damage, named: set[str], turned: bool
 ) -> None:

@@ -107,6 +107,7 @@ def test_a_pipeline_stage_is_named_whether_or_not_its_norms_differ(
 
 
 @pytest.mark.parametrize(("parts", "rank"), [(2, 1), (4, 2)])
+@pytest.mark.one_in(2)
 def test_a_few_elements_of_a_rank_are_told_as_many_others_are(
     tmp_path: Path, parts: int, rank: int
 ) -> None:

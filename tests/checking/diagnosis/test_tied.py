@@ -60,6 +60,7 @@ def test_a_change_of_both_is_the_change_of_one(tmp_path: Path, turned: bool) -> 
 
 
 @pytest.mark.parametrize("turned", [False, True], ids=["in B", "in A"])
+@pytest.mark.one_in(2)
 def test_a_main_weight_compared_with_a_weight_is_tied_to_nothing(
     tmp_path: Path, turned: bool
 ) -> None:

@@ -46,6 +46,7 @@ def zeros_after_training(weights: dict[str, torch.Tensor]) -> dict[str, torch.Te
 
 
 @pytest.mark.parametrize("change", [dict, zeros, lost, zeros_after_training])
+@pytest.mark.one_in(2)
 def test_what_is_equal_or_has_a_cause_is_not(a: Path, tmp_path: Path, change) -> None:
     b = write_hf(tmp_path / "b", change(WEIGHTS), CONFIG)
     assert intarsia("verify", a, b, "--json").json["next"] is None

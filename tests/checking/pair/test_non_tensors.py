@@ -50,6 +50,7 @@ def saved(folder: Path, **changes: Any) -> Path:
         ({"scheduler": {"last_epoch": None}}, "lr_scheduler.last_epoch"),
     ],
 )
+@pytest.mark.one_in(2)
 def test_the_state_of_a_run_that_differs_is_a_difference(
     changes: dict[str, Any], name: str, tmp_path: Path
 ) -> None:

@@ -81,6 +81,7 @@ def test_where_either_type_may_be_right_no_side_is_named(tmp_path: Path, name: s
 
 
 @pytest.mark.parametrize("row", [0, -1])
+@pytest.mark.one_in(2)
 def test_one_other_bit_in_one_of_many_windows_is_more_than_another_type(
     tmp_path: Path, row: int
 ) -> None:

@@ -44,6 +44,7 @@ def slow(*given: object) -> object:
         slow("torch_dist", {"to": "hf", "mesh": None, "dialect": "hf-module"}),
     ],
 )
+@pytest.mark.one_in(2)
 def test_a_trained_model_killed_on_its_way_arrives(
     sound: Sound, tmp_path: Path, source: str, options: dict[str, object]
 ) -> None:

@@ -22,6 +22,7 @@ assert intarsia.verify(src, back)
 
 
 @pytest.mark.parametrize("limit", [48, 96])
+@pytest.mark.one_in(2)
 def test_a_conversion_of_more_files_than_may_be_open_goes_through_memory(
     tmp_path: Path, limit: int
 ) -> None:

@@ -108,7 +108,7 @@ def without(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize(("source", "to", "mesh", "sides"), ROADS)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(8)
 def test_the_same_bytes_are_written_with_and_without_whatever_the_windows(
     sources: Path,
     tmp_path: Path,

@@ -241,7 +241,7 @@ def test_by_way_of_torch_dist(case: str, mesh: str, back: str, tmp_path: Path) -
         ("td_gdn_tp2", "fd_gdn_fsdp2_split", "fsdp=2"),
     ],
 )
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_both_formats_of_one_model_are_the_same(
     source: str, like: str, mesh: str, tmp_path: Path
 ) -> None:

@@ -55,6 +55,7 @@ AWARE = {"use_precision_aware_optimizer": True}
 
 @pytest.mark.parametrize(("family", "dtype"), [("llama", torch.float32), ("gemma", torch.int16)])
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.one_in(2)
 def test_halves_are_read_with_the_weights_that_they_belong_to(
     family: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
