@@ -267,6 +267,12 @@ def test_a_sample_and_small_windows_come_to_the_same(
     assert told(compared(tmp_path / "2", W, change(W))) == whole
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_numbers_too_large_to_be_squared_are_searched_without_a_warning(tmp_path: Path) -> None:
+    a, b = (1e200 * normal_tensor((40, 30), torch.float64, k) for k in range(2))
+    assert named(compared(tmp_path, a, b)) == ["unexplained"]
+
+
 def test_faults_go_to_json(tmp_path: Path) -> None:
     (fault,) = compared(tmp_path, W, -W).as_json()["faults"]
     assert fault["kind"] == "signs-flipped"

@@ -17,6 +17,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from intarsia.store.local import swap, transaction
 from tests.faults.failing_process import prepare
 
@@ -127,6 +129,9 @@ def _live(base: Path, work: Callable[[], object], trouble: Trouble) -> int:
         os.close(fd)
     sys.stdout, sys.stderr = (io.TextIOWrapper(io.FileIO(n, "w", closefd=False)) for n in (1, 2))
     prepare(2048, eager=False)
+    torch.set_num_threads(
+        1
+    )  # torch's pool is not that of a forked process, and mended by one thread
     before = len(os.listdir("/proc/self/fd"))
     honest_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     made = _get_into(trouble)

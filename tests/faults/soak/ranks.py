@@ -49,6 +49,7 @@ def _rank(store: str, rank: int, size: int, words: list[str]) -> Callable[[], ob
 
         os.environ |= {
             "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "MASTER_ADDR": "localhost",
+            "INTARSIA_WAIT_SECONDS": "20",  # for one that is gone before any knows of it
         }  # fmt: skip
         dist.init_process_group(
             "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=50)

@@ -372,12 +372,13 @@ def _every_matrix(
             continue
         x, y = sides.a[name], sides.b[name]
         inside, differs = _number(name, what) in held, bool(differ_at(x, y).any())
-        if (len(x.shape) > 1 and inside and not differs) or (not inside and differs):
+        if not inside and differs:
             return False
-        if inside and differs and "zero" in how and x.numbers.any() and y.numbers.any():
-            return False
+        if len(x.shape) < 2 or not inside:
+            continue
+        zero = not x.numbers.any() or not y.numbers.any()
         nan = np.isnan(x.numbers).all() or np.isnan(y.numbers).all()
-        if inside and differs and "NaN" in how and not nan:
+        if not differs or ("zero" in how and not zero) or ("NaN" in how and not nan):
             return False
     return True
 

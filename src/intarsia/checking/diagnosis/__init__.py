@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.exponents import find_scaled_exponents
 from intarsia.checking.diagnosis.finding import UNEXPLAINED, Finding
@@ -145,10 +147,13 @@ def _searched(
                 RelatedTensors({e.pair.b.name: e.pair.b}, None),
             )
         both = e.a, e.b, u.pair, budget
-        plain = (
-            find_regrouped(*both[:3]) or find_zeros_by_one(*both) or find_scaled_exponents(*both)
-        )
-        found[u.pair] = plain or (explain_difference(e, *near) if thoroughly else _unsearched(e))
+        with np.errstate(all="ignore"):  # numbers of damaged bits overflow
+            found[u.pair] = (
+                find_regrouped(*both[:3])
+                or find_zeros_by_one(*both)
+                or find_scaled_exponents(*both)
+                or (explain_difference(e, *near) if thoroughly else _unsearched(e))
+            )
         advance(u.pair.a.nbytes)
 
     while any(queues.values()):
