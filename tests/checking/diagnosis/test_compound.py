@@ -104,6 +104,31 @@ def test_a_fused_tensor_cut_in_the_wrong_place(tmp_path: Path, by: int, told: st
     assert told in found.faults[0].text
 
 
+@pytest.mark.parametrize("names", [GATED, GATED[:1], GATED[1:]])
+@pytest.mark.parametrize("by", [1, -1])
+def test_rows_that_moved_inside_of_a_tensor_were_not_cut_out_of_a_fused_one(
+    tmp_path: Path, names: tuple[str, ...], by: int
+) -> None:
+    tensors = {
+        f"model.layers.0.mlp.{name}.weight": normal_tensor((160, 24), torch.float32, k)
+        for k, name in enumerate(GATED)
+    }
+    rolled = {n: x.roll(by, 0) if any(w in n for w in names) else x for n, x in tensors.items()}
+    a, b = (write_hf(tmp_path / n, t) for n, t in (("a", tensors), ("b", rolled)))
+    (fault,) = intarsia.verify(a, b).faults
+    assert fault.text.startswith(f"rows shifted by {by} around the end")
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_rotary_pairs_and_halves_are_named_on_the_side_that_has_them(
+    tmp_path: Path, turned: bool
+) -> None:
+    found = held(tmp_path, each("(q|k)_proj", to_pairs), turned=turned)
+    told = "pairs of A are halves in B" if turned else "halves of A are pairs in B"
+    assert all(fault.text.startswith(f"rotary {told}, ") for fault in found.faults)
+    assert kinds(found) == {"rope-permuted"}
+
+
 def test_moves_and_rounding_are_found_between_element_types(tmp_path: Path) -> None:
     tensors = weights(DENSE)
     moved = layers(lambda i, n: max(i - 1, 0))(tensors, DENSE, None)

@@ -372,7 +372,7 @@ FORMS: list[tuple[str, Callable[[re.Match[str], str, Sides], Predicted]]] = [
     (rf"{BLOCKS} strided, as where a shard of fsdp=(?P<fsdp>\d+) over tp=(?P<tp>\d+) is read as plain", _strided),
     (r"every one of (?P<count>\d+) blocks on axis (?P<axis>\d+) holds block (?P<every>\d+)", _duplicated),
     (r"of (?P<count>\d+) blocks of (?P<size>\d+) on axis (?P<axis>\d+), block (?P<pairs>\d+ holds \d+(?:, \d+ holds \d+)*(?:, …)?)", _duplicated),
-    (r"rotary halves of A are pairs in B, (?P<size>\d+) rows of each head of (?P<width>\d+)(?P<back>, the other way round)?", _rotary),
+    (r"rotary (?:halves of A are pairs|(?P<back>pairs of A are halves)) in B, (?P<size>\d+) rows of each head of (?P<width>\d+)", _rotary),
     (r"gate and up swapped, (as halves|interleaved)|gate and up are halves in A and interleaved in B|gate and up are interleaved in A and halves in B", _gate_up),
     (r"gate and up swapped", lambda f, n, s: _grouped(n, "gate and up", s, lambda z: np.concatenate(_starts(z)[::-1]))),
     (rf"{GROUPS} interleaved (?:row by row|in (?P<n>\d+) shards, as by the ranks of tp=(?P=n)){BACK}", _interleaved),

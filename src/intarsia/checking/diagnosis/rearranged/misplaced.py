@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypotheses.groups import FusedParts
 from intarsia.checking.diagnosis.hypothesis import Hypothesis
@@ -12,6 +14,7 @@ from intarsia.checking.diagnosis.rearranged.order import along, compose, unmoved
 from intarsia.layout import Layout, concat, padding
 from intarsia.mesh import Box
 from intarsia.planning.window import flat_start
+from intarsia.value.bits import Bits
 
 
 def split_hypotheses(e: Evidence, group: FusedParts, mine: Layout) -> Iterator[Hypothesis]:
@@ -35,7 +38,7 @@ def split_hypotheses(e: Evidence, group: FusedParts, mine: Layout) -> Iterator[H
             key = e.read(here, Box((row, 0), (1 + count, width)), e.b).tobytes()
             gaps |= {known[key] - start - row} if key in known else set()
     for gap in sorted(gaps, key=abs):
-        if gap and abs(gap) < min(group.sizes):
+        if gap and abs(gap) < min(group.sizes) and _crosses(e, group, left, gap):
             at = gap % total
             turned = concat([unmoved(total).narrow(0, at, total), unmoved(total).narrow(0, 0, at)])
             how_far = f"{abs(gap)} row{'s' if abs(gap) > 1 else ''}"
@@ -43,6 +46,28 @@ def split_hypotheses(e: Evidence, group: FusedParts, mine: Layout) -> Iterator[H
             text = f"{group.name} are cut out of the fused tensor {how_far} too {when} in {e.right}"
             layout = compose(mine, along(group.fused, 0, turned))
             yield Hypothesis("split-misplaced", text, layout, ("split", gap))
+
+
+def _crosses(e: Evidence, group: FusedParts, left: Bits, gap: int) -> bool:
+    """Whether a part of B ends with a row of the next part in A, or begins with one of the part before.
+
+    Rows that moved inside of each part, and no further, were not cut out of a fused tensor.
+    """
+    start = 0
+    for part in group.parts:
+        n, own = part.shape[0], part.tensors == (e.name,)
+        row = n - 1 if gap > 0 else 0
+        beyond = start + row + gap
+        start += n
+        found = e.b.manifest.logical.get(e.pair.b.name if own else part.tensors[0])
+        if not 0 <= beyond < len(left) or len(part.tensors) > 1 or found is None:
+            continue
+        if found.dtype == e.pair.b.dtype and found.shape and found.shape[0] == n:
+            here = Layout.of(found.name, (n, found.size // n))
+            held = e.read(here, Box((row, 0), (1, left.shape[1])), e.b)
+            if np.array_equal(held.ravel(), left[beyond]):
+                return True
+    return False
 
 
 REACH = 1 << 16

@@ -21,7 +21,6 @@ from intarsia.checking.diagnosis.rearranged.order import (
 from intarsia.family.verbs import by_group
 from intarsia.layout import chunk, concat, split
 
-RETURN = "{}, the other way round"
 SIZES = (2, 4, 8, 16, 32, 64, 3, 6, 12, 24, 5, 10)
 """How many ranks a mesh axis may have, the likely ones first."""
 
@@ -44,7 +43,7 @@ def order_hypotheses(e: Evidence, related: RelatedTensors) -> Iterator[Hypothesi
             fused = along(group.fused, 0, order.rows)
             yield Hypothesis(order.kind, order.text, compose(mine, fused), order.key)
         yield from split_hypotheses(e, group, mine)
-    for order in both_ways(_rotated(e, related), RETURN):
+    for order in _rotated(e, related):
         yield Hypothesis(order.kind, order.text, along(e.whole, 0, order.rows), order.key)
     if "gate_up" in e.name:
         yield from _gate_up(e)
@@ -104,9 +103,11 @@ def _rotated(e: Evidence, related: RelatedTensors) -> Iterator[Order]:
         before = heads.narrow(1, 0, part.first)
         after = heads.narrow(1, part.first + part.size, part.width)
         order = concat([before, pairs, after], 1).reshape(-1)
-        text = f"rotary halves of {e.left} are pairs in {e.right}"
-        text += f", {part.size} rows of each head of {part.width}"
-        yield Order("rope-permuted", text, order, ("rope", part.size))
+        size, key = f"{part.size} rows of each head of {part.width}", ("rope", part.size)
+        text = f"rotary halves of {e.left} are pairs in {e.right}, {size}"
+        yield Order("rope-permuted", text, order, key)
+        text = f"rotary pairs of {e.left} are halves in {e.right}, {size}"
+        yield Order("rope-permuted", text, inverse(order), key)
 
 
 def _gate_up(e: Evidence) -> Iterator[Hypothesis]:
