@@ -130,7 +130,7 @@ ALONE = (
             row="a scale, or a zero point that is no integer, is NaN or infinite"),
         FaultKind("scale-zero",
             "the scale of a quantised weight is zero, so the weight is", SCALES,
-            row="a scale is zero throughout, or for some blocks whose codes differ from each other (F16 and F8 round the scales of very small blocks to zero: there for half of the blocks)"),
+            row="a scale is zero throughout (unless it and its codes are zero in every layer), or for some blocks whose codes differ from each other (F16 and F8 round the scales of very small blocks to zero: there for half of the blocks)"),
         FaultKind("scale-implausible",
             "the scales of a quantised weight make numbers that no weight has: their inverses, or another scheme's", SCALES,
             row="half of the blocks of a weight reach 256 or more once they are scaled, as where 1/s is stored in place of s; embeddings and scales of one are left out"),

@@ -189,3 +189,29 @@ def test_codes_are_read_again_only_where_the_scales_say_so(
     )
     assert not faults(tmp_path / "hf", *made("fp8 blocks"))
     assert not read
+
+
+@pytest.mark.parametrize(
+    ("codes", "scales", "told"),
+    [
+        ((0, 0), (0, 0), False),
+        ((0, 1), (0, 1), True),
+        ((1, 1), (0, 0), True),
+        ((0, 1), (0, 0), True),
+    ],
+)
+def test_weights_that_begin_with_zeros_in_every_layer_have_scales_of_zero(
+    codes: tuple[int, ...], scales: tuple[int, ...], told: bool, tmp_path: Path
+) -> None:
+    tensors: dict[str, torch.Tensor] = {}
+    for k in range(2):
+        at = f"model.layers.{k}.mlp.down_proj"
+        random = torch.Generator().manual_seed(k)
+        held = torch.randint(-127, 128, (32, 24), generator=random, dtype=torch.int8)
+        tensors[f"{at}.weight"] = codes[k] * held
+        tensors[f"{at}.SCB"] = scales[k] * torch.rand(32, generator=random)
+        tensors[f"{at}.weight_format"] = torch.tensor(0, dtype=torch.uint8)
+    config = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}
+    found = faults(tmp_path / "hf", tensors, config)
+    assert [kind for kind, _ in found] == ["scale-zero"] * len(found)
+    assert bool(found) == told

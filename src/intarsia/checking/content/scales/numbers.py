@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from intarsia.checking.content.scales.code_blocks import is_exponents
 from intarsia.checking.fault import Fault, with_more
+from intarsia.checking.naming import place_of
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.errors import few
 from intarsia.planning.manifest import Manifest
@@ -82,16 +83,19 @@ def scale_faults(found: Sequence[ItemStats], quantised: QuantisedWeights) -> Ite
     for stats in found:
         if _part_beside(stats, quantised) is not None:
             held_by.setdefault(stats.item.stored.name, []).append(stats)
+    used = {place_of(name).template for name, each in held_by.items() if _any_used(each)}
+    empty = _all_zero(found)
     for name, each in held_by.items():
         faults = [fault for stats in each for fault in stats.faults]
         yield from faults
-        part = quantised.by_part[name][1]
+        weight, part = quantised.by_part[name]
         if faults or not (part.role.is_scale or (part.role is PartRole.ZERO and part.dtype.floating)):  # fmt: skip
             continue
         size, files = each[0].item.stored.layout.size, each[0].item.files
         exponents = is_exponents(part)
         count = sum(stats.not_finite.count for stats in each)
         count = count or int(exponents and any(stats.most == _NAN_EXPONENT for stats in each))
+        begins = weight.main.name in empty and place_of(name).template not in used
         scaled = "activation" if part.role is PartRole.ACTIVATION else "weight"
         if count:
             what = f"{count:,} of {size:,} elements" if not exponents else "elements"
@@ -99,9 +103,25 @@ def scale_faults(found: Sequence[ItemStats], quantised: QuantisedWeights) -> Ite
             yield Fault("scale-nan", (name,), files, text, count)
         elif not part.role.is_scale or not (part.dtype.floating or exponents):
             continue
-        elif not any(stats.most or stats.lost for stats in each):
+        elif begins and scaled == "weight":
+            continue  # of weights that begin with zeros in every layer nothing is lost
+        elif not _any_used(each):
             text = f"`{name}` is all zero: so is every {scaled} that it scales"
             yield Fault("scale-zero", (name,), files, text, size)
+
+
+def _any_used(each: Sequence[ItemStats]) -> bool:
+    """Whether any scale of a tensor is not zero, or may be."""
+    return any(stats.most or stats.lost for stats in each)
+
+
+def _all_zero(found: Sequence[ItemStats]) -> set[str]:
+    """The stored tensors of which every element is zero."""
+    held: dict[str, bool] = {}
+    for stats in found:
+        name, zero = stats.item.stored.name, bool(stats.matrices) and not stats.lost
+        held[name] = held.get(name, True) and zero and all(p.zero for p in stats.matrices)
+    return {name for name, zero in held.items() if zero}
 
 
 def weights_among(found: Sequence[ItemStats], quantised: QuantisedWeights) -> list[ItemStats]:
