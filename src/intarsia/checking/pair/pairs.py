@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 
 from intarsia.checking.pair.quantised_differently import QuantisedDifferently, quantised_differently
+from intarsia.checking.pair.settings_by_parameter import settings_by_parameter
 from intarsia.checking.pair.steps_in_numbers import steps_in_numbers
 from intarsia.checking.pair.ties import tied_and_absent, tied_by_transformers
 from intarsia.checkpoint import Checkpoint
@@ -29,7 +30,8 @@ class Pair:
 
     `rounded` says that the wider of the two is a main weight, of which the other is the rounded weight;
     a norm may have been rounded where it was centred on another value: as `recentred` stores it.
-    `tied` is its name where one side stores it as the tensor that it is tied to.
+    `tied` is its name where one side stores it as the tensor that it is tied to, `of` where one side stores it
+    with others, as a setting of all parameters of a group.
     """
 
     a: Logical
@@ -37,12 +39,13 @@ class Pair:
     rounded: bool = False
     recentred: Value = PLAIN
     tied: str = ""
+    of: str = ""
 
     @property
     def name(self) -> str:
         """What it is called: by its name in A, as the main weight that a weight of A stands for, or as what is tied."""
         is_main = kind_of(self.b.name) == MASTER and parameter_of(self.b.name) == self.a.name
-        return self.tied or (self.b.name if is_main else self.a.name)
+        return self.tied or self.of or (self.b.name if is_main else self.a.name)
 
     @property
     def flipped(self) -> Pair:
@@ -79,6 +82,7 @@ def match(a: Checkpoint, b: Checkpoint) -> Matched:
     pairs, notes = _without_fewer_bits(pairs, a.manifest, b.manifest)
     turns = (both, both[::-1])
     near = [_tied_or_main(ours, theirs, mains) for ours, theirs in turns]
+    pairs += _settings_of_groups(turns, near)
     far = [
         _tied_or_counted_elsewhere(ours, theirs, found.alone)
         for (ours, theirs), found in zip(turns, near, strict=True)
@@ -125,8 +129,8 @@ class _Side:
         logical = {n: x for n, x in held.items() if n not in without} if without else held
         return _Side(label, checkpoint, logical, tied_and_absent(checkpoint.manifest))
 
-    def pair(self, ours: Logical, theirs: Logical, tied: str = "") -> Pair:
-        pair = Pair(ours, theirs, tied=tied)
+    def pair(self, ours: Logical, theirs: Logical, tied: str = "", of: str = "") -> Pair:
+        pair = Pair(ours, theirs, tied=tied, of=of)
         return pair if self.label == "A" else pair.flipped
 
 
@@ -166,6 +170,21 @@ def _tied_or_main(ours: _Side, theirs: _Side, mains: Collection[str]) -> _Partne
         else:
             found.alone.append(name)
     return replace(found, mains=count)
+
+
+def _settings_of_groups(
+    turns: Iterable[tuple[_Side, _Side]], near: Sequence[_Partners]
+) -> list[Pair]:
+    """Pairs of settings that one side stores by group and the other by parameter; they are alone no more."""
+    pairs: list[Pair] = []
+    for (ours, theirs), mine, others in zip(turns, near, near[::-1], strict=True):
+        found = [*settings_by_parameter(ours.checkpoint, mine.alone, others.alone)]
+        pairs += [ours.pair(ours.logical[x], theirs.logical[y], of=y) for x, y in found]
+        for partners, names in zip(
+            (mine, others), ({x for x, _ in found}, {y for _, y in found}), strict=True
+        ):
+            partners.alone[:] = [name for name in partners.alone if name not in names]
+    return pairs
 
 
 def _tied_or_counted_elsewhere(ours: _Side, theirs: _Side, alone: Sequence[str]) -> _Partners:
