@@ -181,3 +181,17 @@ def test_weights_are_not_cast_beside_what_they_lack_of_their_main_weights(tmp_pa
         intarsia.convert(tmp_path / "hf", tmp_path / "out", to="hf", dtype="fp16")
     intarsia.convert(tmp_path / "hf", tmp_path / "same", to="dcp", dtype="bf16")
     intarsia.convert(tmp_path / "hf", tmp_path / "out", to="hf", dtype="fp16", optimizer="drop")
+
+
+def test_an_element_type_of_torchs_is_the_one_of_its_name(tmp_path: Path) -> None:
+    save_file({"a": torch.tensor([1.0, 1.1])}, tmp_path / "model.safetensors")
+    given: Any = torch.bfloat16
+    intarsia.convert(tmp_path, tmp_path / "out", to="dcp", dtype=given)
+    assert intarsia.open(tmp_path / "out")["a"].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [7, ["bf16"], b"bf16", float], ids=repr)
+def test_what_names_no_element_type_is_refused(dtype: Any, tmp_path: Path) -> None:
+    save_file({"a": torch.tensor([1.0, 1.1])}, tmp_path / "model.safetensors")
+    with pytest.raises(UsageError, match="unknown element type"):
+        intarsia.plan(tmp_path, to="dcp", dtype=dtype)

@@ -87,9 +87,9 @@ def dtype_of_header(name: str, where: str) -> DType:
     )
 
 
-def dtype_named(text: str) -> DType:
-    """The element type that a user names (`bf16`, `float32`, `torch.float16`, `F8_E4M3`)."""
-    short = text.removeprefix("torch.").lower()
+def dtype_named(text: object) -> DType:
+    """The element type that a user names (`bf16`, `float32`, `F8_E4M3`) or gives (`torch.float16`)."""
+    short = str(text).removeprefix("torch.").lower()
     name = _SHORT.get(short, short.upper())
     found = BY_NAME.get(name) or BY_TORCH.get(short)
     if found is None:

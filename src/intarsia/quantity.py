@@ -35,6 +35,8 @@ def bytes_in(text: str | int) -> int:
     """
     if isinstance(text, int):
         return text
+    if not isinstance(text, str):
+        raise UsageError(f"{text!r} is not a size", hint="write for example 512MiB, 2GiB or 5GB")
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     size = float(found[1]) * _UNITS.get(found[2].lower(), inf) if found else inf
     if not size < 1 << 63:

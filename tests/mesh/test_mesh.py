@@ -217,6 +217,8 @@ def test_a_mesh_is_parsed_from_what_it_prints(mesh: Mesh) -> None:
         ({"tp": 0}, "at least 1"),
         ({"rank": 2}, "unknown mesh axis 'rank'"),
         ({"tp": True}, "at least 1"),
+        ([2], r"a mesh is text or a mapping, found \[2\]"),
+        (2, "a mesh is text or a mapping, found 2"),
     ],
 )
 def test_a_mesh_that_makes_no_sense_is_refused(text, told: str) -> None:

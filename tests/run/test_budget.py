@@ -37,6 +37,10 @@ def test_without_a_wish_the_budget_is_at_most_two_gibibytes() -> None:
         ("-1GiB", None, "is not a size"),
         (None, 0, "the number of workers is 0"),
         (None, -3, "the number of workers is -3"),
+        (None, "two", "the number of workers is 'two'"),
+        (None, 1.5, "the number of workers is 1.5"),
+        (1.5, None, "1.5 is not a size"),
+        ([1], None, "is not a size"),
     ],
 )
 def test_a_budget_that_makes_no_sense_is_refused(memory, workers, told: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -260,6 +260,10 @@ def _read(
 def sections_in(section: str | Sequence[str] | None) -> tuple[str, ...]:
     """The sections that a user names."""
     named = section.split(",") if isinstance(section, str) else section or ()
+    if not isinstance(named, Collection) or {*map(type, named)} - {str}:
+        raise UsageError(
+            f"a section is text, or several in a list, found {section!r}", hint="name one"
+        )
     if "" in (found := tuple(name.strip() for name in named)):
         raise UsageError(
             f"a section without a name is asked for: {section!r}",

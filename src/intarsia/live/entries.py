@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from io import BytesIO
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,10 @@ _NUMBERS = (bool, int, float, type(None))
 
 def packed(extra: Mapping[str, Any] | None) -> dict[str, bytes]:
     """What a caller adds, each value as an archive under the name of its entry."""
+    if not isinstance(extra, (Mapping, NoneType)):
+        raise UsageError(
+            f"`extra` is a {type(extra).__name__}", hint='give a dict, for example {"step": 7}'
+        )
     for key in extra or {}:
         if not isinstance(key, str):
             raise UsageError(

@@ -18,6 +18,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property, lru_cache
 from math import gcd, lcm, prod
+from types import NoneType
 
 from intarsia.errors import UsageError
 from intarsia.frozen import frozen, frozen_open
@@ -78,6 +79,10 @@ class Mesh:
         pairs: list[tuple[str, object]]
         if isinstance(text, Mapping):
             pairs = list(text.items())
+        elif not isinstance(text, (str, NoneType)):
+            raise UsageError(
+                f"a mesh is text or a mapping, found {text!r}", hint='for example {"tp": 2}'
+            )
         else:
             words = [w for w in (text or "").replace(" ", "").split(",") if w]
             pairs = [(w.partition("=")[0], w.partition("=")[2]) for w in words]

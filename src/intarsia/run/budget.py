@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from math import isqrt
+from numbers import Integral
 
 from intarsia.errors import UsageError
 from intarsia.frozen import frozen
@@ -56,8 +57,8 @@ class Budget:
                 f"a memory budget of {human(memory_bytes)} is too small",
                 hint=f"give at least {human(LEAST_BYTES)}",
             )
-        if workers is not None and workers < 1:
-            raise UsageError(f"the number of workers is {workers}", hint="give at least 1")
+        if workers is not None and (not isinstance(workers, Integral) or workers < 1):
+            raise UsageError(f"the number of workers is {workers!r}", hint="give at least 1")
         return Budget(memory_bytes, workers or min(MOST_WORKERS, max(1, _cores() // _processes())))
 
     def less(self, held_bytes: int) -> Budget:

@@ -65,3 +65,17 @@ def test_a_configuration_that_could_not_be_read_again_is_refused(
     with pytest.raises(UsageError, match=f"the configuration could not be read again: .*{text}"):
         intarsia.save(tmp_path / "a", {"a": torch.ones(2)}, config=config)
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"config": "config.json"}, "`config` is a str"),
+        ({"config": [1]}, "`config` is a list"),
+        ({"extra": 5}, "`extra` is a int"),
+        ({"extra": [1]}, "`extra` is a list"),
+    ],
+)
+def test_what_is_no_dict_is_refused(options: Any, told: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=told):
+        intarsia.save(tmp_path / "a", nn.Linear(2, 2), **options)

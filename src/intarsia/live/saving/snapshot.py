@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from types import NoneType
 from typing import Any
 
 import torch
@@ -59,6 +60,11 @@ def snapshot(
 ) -> Snapshot:
     """Everything that this process holds, by the names that torch gives it; nothing is copied."""
     given = packed(extra)
+    if not isinstance(config, (Mapping, NoneType)):
+        raise UsageError(
+            f"`config` is a {type(config).__name__}",
+            hint="give a dict, for example model.config.to_dict()",
+        )
     if is_megatron(model):
         refuse_optimizer(optimizer)
         boxes, changed = megatron_rows.parts_of_megatron(model, config)
