@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import intarsia
-from intarsia.errors import FormatError
+from intarsia.errors import FormatError, IntarsiaError
 from intarsia.format.registry import read_manifest
 from tests.checkpoints import model, qwen3_config, read_dcp, read_hf, write_dcp
 from tests.live.megatron_fsdp_cases import hf_with_optimizer, to_fsdp
@@ -104,3 +104,26 @@ def test_numbers_stay_numbers_between_dcp_and_hf_and_go_nowhere_else(tmp_path: P
     with pytest.raises(FormatError, match="is numbered, and nothing says which parameter"):
         intarsia.convert(src, tmp_path / "no", to="torch_dist", config=CONFIG)
     intarsia.convert(src, tmp_path / "yes", to="torch_dist", config=CONFIG, optimizer="drop")
+
+
+def test_a_number_beside_the_model_is_no_parameter_of_its_optimizer(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    held = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "best_loss": torch.tensor(3.0),
+    }
+    src = write_dcp(tmp_path / "a", held)
+    other = torch.nn.Linear(3, 2)
+    into = torch.optim.AdamW(other.parameters())
+    with pytest.raises(IntarsiaError, match="not in the model: best_loss") as error:
+        intarsia.load(src, into=other, optimizer=into)
+    assert "section='model'" in str(error.value.hint)
+    intarsia.load(src, into=other, optimizer=into, section="model")
+    with intarsia.open(src) as found:
+        moment = found["optimizer.exp_avg.weight"][:]
+    assert torch.equal(moment, optimizer.state[model.weight]["exp_avg"])
+    assert torch.equal(moment, into.state[other.weight]["exp_avg"])

@@ -222,6 +222,11 @@ def numbered_parameters(
         for name in metadata.paths
         if name in sections.names and tensors[name].dtype.floating
     }
+    beside = {
+        own
+        for name, own in sections.names.items()
+        if not sections.is_models(name, metadata.paths.get(name, ()))
+    }
 
     def named(name: str) -> str:
         plain = bare(name)
@@ -229,7 +234,7 @@ def numbered_parameters(
 
     try:
         tied = table.tied if table else ()
-        numbers = parameters_by_number(states, groups, order, named, tied)
+        numbers = parameters_by_number(states, groups, order, named, tied, beside)
         return numbers, bool(states) and not give_names(groups), None
     except FormatError as why:
         return {}, False, unnumbered_error(why.brief, str(folder.root)) if states else None

@@ -62,6 +62,10 @@ class Sections:
             return None
         return plain.removeprefix(prefix) if prefix else name
 
+    def is_models(self, name: str, path: Sequence[str | int]) -> bool:
+        """Whether a tensor is below the model's key; a model that was saved without one has names that torch did not nest."""
+        return bare(name).startswith(self.prefixes) if self.label else len(path) == 1
+
     @cached_property
     def _owner(self) -> Callable[[str], str | None]:
         return owner(self.roots)
@@ -235,17 +239,13 @@ def _items(
 def _counters(
     divided: Sections, tensors: Mapping[str, TensorHeader], paths: Paths
 ) -> dict[str, list[str]]:
-    """Keys of the saved dict beside the model's below which all tensors are of whole numbers, as counters and generators are.
-
-    A model that was saved without a key has names that torch did not nest.
-    """
+    """Keys of the saved dict beside the model's below which all tensors are of whole numbers, as counters and generators are."""
     found: dict[str, list[str]] = {}
     nested = {name: path for name in divided.names if (path := paths.get(name))} if paths else {}
     if not divided.label and not any(len(path) == 1 for path in nested.values()):
         return found
     for name, path in nested.items():
-        inside = bare(name).startswith(divided.prefixes) if divided.label else len(path) == 1
-        if not inside:
+        if not divided.is_models(name, path):
             found.setdefault(str(path[0]), []).append(name)
     return {
         k: held for k, held in found.items() if not any(tensors[n].dtype.floating for n in held)

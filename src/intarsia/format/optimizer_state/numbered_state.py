@@ -45,13 +45,15 @@ def parameters_by_number(
     order: Mapping[str, Shape],
     named: Callable[[str], str],
     tied: Collection[str] = (),
+    beside: Collection[str] = (),
 ) -> dict[str, str]:
     """The parameter of every number; raise where that cannot be known.
 
     `order` are the model's floating-point tensors in the order of its state dict, `named` gives the
-    model's own name for one in `param_names`, and `tied` need not be parameters of their own.
+    model's own name for one in `param_names`, `tied` need not be parameters of their own, nor need those
+    that were saved `beside` the model's section.
     """
-    numbers = _by_name(groups, named) or _by_order(groups, order, tied)
+    numbers = _by_name(groups, named) or _by_order(groups, order, tied, beside)
     for state in states:
         name = numbers.get(state.number)
         if name is None or name not in order:
@@ -105,7 +107,10 @@ def _by_name(groups: Sequence[Mapping[str, Any]], named: Callable[[str], str]) -
 
 
 def _by_order(
-    groups: Sequence[Mapping[str, Any]], order: Mapping[str, Shape], tied: Collection[str]
+    groups: Sequence[Mapping[str, Any]],
+    order: Mapping[str, Shape],
+    tied: Collection[str],
+    beside: Collection[str],
 ) -> dict[str, str]:
     """The numbers of one group of all parameters, in the order of the model's section."""
     if len(groups) != 1:
@@ -114,11 +119,12 @@ def _by_order(
         )
     numbers = groups[0].get("params") or []
     ordered = [name for name in order if not name.endswith(_BUFFERS)]
-    alone = [name for name in ordered if name not in tied]
-    for names in (alone, ordered):
-        if numbers == [*range(len(names))]:
-            return {str(number): name for number, name in enumerate(names)}
+    own = [name for name in ordered if name not in beside]
+    for every in (ordered, own):
+        for names in ([name for name in every if name not in tied], every):
+            if numbers == [*range(len(names))]:
+                return {str(number): name for number, name in enumerate(names)}
     raise FormatError(
         f"the parameter group has {len(numbers)} numbers and no `param_names`, the model has"
-        f" {len(ordered)} parameters"
+        f" {len(own)} parameters"
     )
