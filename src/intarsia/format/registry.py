@@ -50,7 +50,7 @@ from intarsia.store.reading.lookup import (
     names_like,
     stamp_of,
 )
-from intarsia.store.reading.replaced import unreplaced
+from intarsia.store.reading.replaced import Stamps, unreplaced
 from intarsia.store.stamp import Stamp, noting_stamps
 from intarsia.store.writing.hidden_names import PARTIAL
 
@@ -237,7 +237,11 @@ def read_manifest(
         format = format_of(found.path)
         manifest = read.get(found.path) or _read(format, found.path, config, complain, chosen)
         manifest = with_config_used(with_files(manifest, given(path), format))
-    notes, stamps = (*manifest.notes, *found.notes), _stamps_of(manifest, seen)
+        stamps = _stamps_of(manifest, seen)
+        held = {str(root_of(manifest) / file) for file in stamps}
+        # What was read and is none of its files any more, as a configuration that was removed.
+        Stamps({path: then for path, then in seen.items() if path not in held}).check()
+    notes = *manifest.notes, *found.notes
     return replace(manifest, given=str(path), chosen=found.notes, notes=notes, stamps=stamps)
 
 

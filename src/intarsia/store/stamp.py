@@ -52,6 +52,15 @@ def changed(path: str | PurePath, then: Stamp, now: Stamp) -> ChangedError:
     )
 
 
+def removed(path: PurePath) -> ChangedError:
+    """The error for a file that is there no longer."""
+    return ChangedError(
+        f"{path} was removed after the checkpoint was opened",
+        hint="another checkpoint may have taken its place: open it again",
+        path=path,
+    )
+
+
 _SEEN: ContextVar[dict[str, Stamp] | None] = ContextVar("seen", default=None)
 
 

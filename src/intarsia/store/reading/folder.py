@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from intarsia.errors import ChangedError, FormatError, IntarsiaError, UsageError
+from intarsia.errors import FormatError, IntarsiaError, UsageError
 from intarsia.kernel.library import has_kernel
 from intarsia.kernel.summing import FileRuns, Sums, sum_file
 from intarsia.quantity import human
@@ -17,7 +17,7 @@ from intarsia.store.base import Range
 from intarsia.store.reading.headers_once import is_reading_once, read_once
 from intarsia.store.reading.lookup import is_file
 from intarsia.store.registry import store_of
-from intarsia.store.stamp import Stamp, changed, note_stamp
+from intarsia.store.stamp import Stamp, changed, note_stamp, removed
 from intarsia.store.system_errors import unanswered, unreadable
 
 if TYPE_CHECKING:
@@ -260,11 +260,7 @@ class Folder:
     def _gone(self, file: str, error: OSError) -> IntarsiaError:
         """What it means that a file cannot be read: that it is gone since then, or was never there."""
         if file in self._stamps and isinstance(error, FileNotFoundError | NotADirectoryError):
-            return ChangedError(
-                f"{self.root / file} was removed after the checkpoint was opened",
-                hint="another checkpoint may have taken its place: open it again",
-                path=self.root / file,
-            )
+            return removed(self.root / file)
         return unreadable(self.root / file, error)
 
     def _short(self, file: str, then: Stamp, wanted: Iterable[tuple[int, int]]) -> IntarsiaError:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import PurePath
 
-from intarsia.errors import ChangedError, IntarsiaError, UnansweredError
+from intarsia.errors import ChangedError, FormatError, IntarsiaError, UnansweredError
 from intarsia.frozen import frozen_open
 from intarsia.store.address import named
 from intarsia.store.reading.lookup import is_folder, names_like, number_of, stamp_of
-from intarsia.store.stamp import Stamp, changed
+from intarsia.store.stamp import Stamp, changed, removed
 
 
 @frozen_open
@@ -28,7 +28,11 @@ class Stamps:
     def check(self) -> None:
         """Raise where a file is no longer what it was."""
         for path, then in self.files.items():
-            if (now := stamp_of(named(path))) != then:
+            try:
+                now = stamp_of(named(path))
+            except FormatError as error:
+                raise removed(named(path)) from error
+            if now != then:
                 raise changed(path, then, now)
 
 
