@@ -127,3 +127,19 @@ def test_a_number_beside_the_model_is_no_parameter_of_its_optimizer(tmp_path: Pa
         moment = found["optimizer.exp_avg.weight"][:]
     assert torch.equal(moment, optimizer.state[model.weight]["exp_avg"])
     assert torch.equal(moment, into.state[other.weight]["exp_avg"])
+
+
+def test_a_second_part_beside_the_model_may_be_what_the_optimizer_trains(tmp_path: Path) -> None:
+    backbone, head = torch.nn.Linear(3, 2), torch.nn.Sequential(torch.nn.Linear(3, 2))
+    optimizer = torch.optim.AdamW(head.parameters())
+    head(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    held = {"model": backbone.state_dict(), "head": head.state_dict(), "optimizer": optimizer.state_dict()}  # fmt: skip
+    src = write_dcp(tmp_path / "a", held)
+    with intarsia.open(src) as found:
+        assert "optimizer.exp_avg.0" in found
+        assert "optimizer.exp_avg.weight" not in found
+    with pytest.raises(
+        FormatError, match=r"counting head\.0\.weight, head\.0\.bias, saved beside it"
+    ):
+        intarsia.load(src, into=backbone, optimizer=torch.optim.AdamW(backbone.parameters()))

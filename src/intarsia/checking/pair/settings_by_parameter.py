@@ -19,6 +19,7 @@ def settings_by_parameter(
     grouped: Checkpoint, alone: Sequence[str], others: Collection[str]
 ) -> Iterator[tuple[str, str]]:
     """The names of settings of groups, each with those among `others` that say the same of its parameters."""
+    there = {*others}
     for name in alone:
         if (found := _OF_GROUP.fullmatch(name)) is None:
             continue
@@ -26,7 +27,7 @@ def settings_by_parameter(
             f"{TORCH_GROUPS}{member}.{found['key']}"
             for member in _members(grouped, found["number"])
         ]
-        if said and {*said} <= {*others}:
+        if said and there.issuperset(said):
             yield from ((name, each) for each in said)
 
 

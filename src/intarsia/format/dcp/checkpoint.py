@@ -222,11 +222,11 @@ def numbered_parameters(
         for name in metadata.paths
         if name in sections.names and tensors[name].dtype.floating
     }
-    beside = {
-        own
-        for name, own in sections.names.items()
-        if not sections.is_models(name, metadata.paths.get(name, ()))
-    }
+    beside = [
+        sections.names[name]
+        for name, path in metadata.paths.items()
+        if name in sections.names and not sections.is_models(name, path)
+    ]
 
     def named(name: str) -> str:
         plain = bare(name)

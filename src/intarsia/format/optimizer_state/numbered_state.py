@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from intarsia.errors import FormatError
+from intarsia.errors import FormatError, few
 from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_zip import read_object
@@ -50,8 +50,8 @@ def parameters_by_number(
     """The parameter of every number; raise where that cannot be known.
 
     `order` are the model's floating-point tensors in the order of its state dict, `named` gives the
-    model's own name for one in `param_names`, `tied` need not be parameters of their own, nor need those
-    that were saved `beside` the model's section.
+    model's own name for one in `param_names`, `tied` need not be parameters of their own, nor need single
+    numbers that were saved `beside` the model: a matrix there may be another one of the optimizer's.
     """
     numbers = _by_name(groups, named) or _by_order(groups, order, tied, beside)
     for state in states:
@@ -119,12 +119,14 @@ def _by_order(
         )
     numbers = groups[0].get("params") or []
     ordered = [name for name in order if not name.endswith(_BUFFERS)]
-    own = [name for name in ordered if name not in beside]
+    own = [name for name in ordered if name not in beside or order[name]]
     for every in (ordered, own):
         for names in ([name for name in every if name not in tied], every):
             if numbers == [*range(len(names))]:
                 return {str(number): name for number, name in enumerate(names)}
+    more = [name for name in own if name in beside]
+    counted = f", counting {few(more)}, saved beside it (--section leaves that out)" if more else ""
     raise FormatError(
         f"the parameter group has {len(numbers)} numbers and no `param_names`, the model has"
-        f" {len(own)} parameters"
+        f" {len(own)} parameters{counted}"
     )

@@ -31,6 +31,8 @@ class Stamps:
             try:
                 now = stamp_of(named(path))
             except FormatError as error:
+                if error.kind != "file-missing":
+                    raise
                 raise removed(named(path)) from error
             if now != then:
                 raise changed(path, then, now)
