@@ -209,9 +209,9 @@ class Execution:
 
     def _wrap(self, slot: Slot, crc: int, length_bytes: int) -> None:
         assert slot.wrapping is not None
-        self.staging.write(
-            slot.file, slot.start_bytes - slot.wrapping.start_bytes, [slot.wrapping.head]
-        )
+        head = [bytes(slot.gap_bytes), slot.wrapping.head]
+        before = slot.gap_bytes + slot.wrapping.start_bytes
+        self.staging.write(slot.file, slot.start_bytes - before, head)
         self.staging.write(slot.file, slot.start_bytes + length_bytes, [slot.wrapping.tail(crc)])
 
 

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch.distributed.checkpoint import FileSystemReader
 
 import intarsia
 from intarsia.errors import UsageError
 from intarsia.run.journal.keeping import JOB, to_line
 from intarsia.store.writing.staging import Staging
+from tests.budgets import in_steps_of
 from tests.checkpoints import (
     files_of,
     half_way,
@@ -118,6 +120,29 @@ def test_partial_files_that_somebody_damaged_are_written_again(src, tmp_path, wh
     os.truncate(sorted(Staging(out).folder.glob("*.distcp"))[1], 100)
     intarsia.convert(src, out, resume=True, **OPTIONS)
     assert files_of(out) == whole
+
+
+@pytest.mark.parametrize("step_bytes", [8192, 256])  # archives whole, and in stretches
+def test_bytes_between_archives_that_somebody_damaged_are_zeros_again(
+    src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_bytes: int
+) -> None:
+    """No reader looks there; a file that is written is the same to its last byte all the same."""
+    in_steps_of(monkeypatch, step_bytes)
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    intarsia.convert(src, whole, **OPTIONS)  # type: ignore[arg-type]
+    between = {
+        path.name: bytearray(b"\x04" * path.stat().st_size) for path in whole.glob("*.distcp")
+    }
+    for held in FileSystemReader(whole).read_metadata().storage_data.values():
+        between[held.relative_path][held.offset : held.offset + held.length] = bytes(held.length)
+    assert all(map(any, between.values()))
+
+    die_half_way(src, out)
+    for name, flips in between.items():
+        path = Staging(out).folder / name
+        path.write_bytes(bytes(a ^ b for a, b in zip(path.read_bytes(), flips, strict=True)))
+    assert "resumed: " in str(intarsia.convert(src, out, resume=True, **OPTIONS))  # type: ignore[arg-type]
+    assert files_of(out) == files_of(whole)
 
 
 def test_a_partial_folder_that_was_removed_is_said_to_be_gone(src, tmp_path, whole) -> None:

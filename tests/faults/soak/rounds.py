@@ -91,7 +91,7 @@ def full(r: Round) -> None:
     before, more = _old(r)
     if r.chance.random() < 0.3:
         longest = max(map(len, r.whole.values()))
-        trouble = Trouble(limit_bytes=r.chance.randint(1, longest))
+        trouble = Trouble(limit_bytes=r.chance.randint(999, longest))  # what is said has room
     else:
         number = r.chance.choice([errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
         lasts = r.chance.random() < 0.5

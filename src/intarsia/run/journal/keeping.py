@@ -252,10 +252,12 @@ def _holds(part: SlotPart, slot: Slot, folder: Folder) -> bool:
     folder.read_into(slot.file, slot.start_bytes + part.start_bytes, held.data)
     if crc32(held) != part.crc:
         return False
-    if slot.wrapping is None or not part.whole:
+    wrapping = slot.wrapping
+    if part.start_bytes if wrapping is None else not part.whole:
         return True
-    head, tail = slot.wrapping.head, slot.wrapping.tail(part.crc)
-    before = slot.start_bytes - slot.wrapping.start_bytes
+    head, tail = (wrapping.head, wrapping.tail(part.crc)) if wrapping is not None else (b"", b"")
+    head = bytes(slot.gap_bytes) + head
+    before = slot.start_bytes - (0 if wrapping is None else wrapping.start_bytes) - slot.gap_bytes
     after = slot.start_bytes + part.length_bytes
     return (
         folder.read(slot.file, before, len(head)) == head
