@@ -127,12 +127,15 @@ def _found_again(a: Held, b: Held, axis: int, size: int, start: int) -> Ints:
             return int((blocks[at] == rows[:n])[wrong[:n]].sum())
 
         def score(at: int, rows: Array = rows, wrong: Array = wrong) -> float:
-            """The share that a block explains, and that of its signs: what was scaled has one or two alike by chance."""
+            """The shares that a block explains, that are alike, and that of its signs: what was scaled has one or
+            two alike by chance."""
             block = blocks[at]
             if len(block) > len(rows):
                 return -1.0
-            signs = float(np.mean((block & top != 0) == (rows[: len(block)] & top != 0)))
-            return 2 * equal(at) / max(wrong.sum(), 1) + max(signs, 1 - signs)
+            held = rows[: len(block)]
+            signs = float(np.mean((block & top != 0) == (held & top != 0)))
+            alike = float(np.mean(block == held))
+            return 2 * equal(at) / max(wrong.sum(), 1) + alike + max(signs, 1 - signs)
 
         at = max(range(len(blocks)), key=score) if wrong.any() or k % size else k // size
         nowhere = int((rows == 0)[wrong].sum()) > equal(at)
