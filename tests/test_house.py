@@ -60,7 +60,7 @@ ARROWS = {
         "errors", "dtypes", "collector", "layout", "mesh", "placement", "family", "quantised", "planning", "store", "format", "run",
         "checkpoint", "opened", "checking.digests", "conversion.replacing", "state", "value",
     },
-    "report": {"errors", "quantity", "collector", "layout", "planning.manifest", "opened.lacking", "opened.parameters", "checking", "state"},
+    "report": {"errors", "quantity", "collector", "layout", "planning.manifest", "format.registry", "opened.lacking", "opened.parameters", "checking", "state"},
 }  # fmt: skip
 """What each part of the house may import, itself aside."""
 
@@ -455,3 +455,10 @@ def _names_of_formats(path: Path) -> Iterator[str]:
         said = node.value if isinstance(node, ast.Constant) else None
         if isinstance(said, str) and " " not in said and (said in BUILT_IN or _FILE.search(said)):
             yield f"{node.lineno}: {said}"
+
+
+def test_the_page_of_a_report_names_no_format() -> None:
+    for path in (p for p in SOURCE.rglob("*") if p.suffix in (".js", ".html", ".css")):
+        text = path.read_text()
+        named = [*_FILE.findall(text), *re.findall(rf"\b({'|'.join(BUILT_IN)})\b", text)]
+        assert not named, f"{path.relative_to(SOURCE)} names {named}: ask the Format"

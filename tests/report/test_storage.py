@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import intarsia
+from intarsia.format.hf.checkpoint import Hf
 from intarsia.format.registry import read_manifest
 from intarsia.planning.manifest import Manifest
 from intarsia.report import storage as module
@@ -72,8 +73,18 @@ def test_the_chunks_of_a_sharded_tensor_are_boxes_that_hold_it_whole(root: Path)
     stored = side["stored"][[s.key or s.name for s in manifest.stored.values()].index(Q)]
     chunks = stored[3]
     assert len(chunks) == stored[4] == 4
-    assert {side["files"][c[0]][0] for c in chunks} == {f"__{k}_0.distcp" for k in range(4)}
+    files = [side["files"][c[0]] for c in chunks]
+    assert {(file, rank) for file, _, rank in files} == {(f"__{k}_0.distcp", k) for k in range(4)}
     assert sum(prod(box[1]) for _, _, _, box in chunks) == prod(stored[2])
+
+
+def test_only_the_format_knows_which_rank_wrote_a_file(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = read_manifest(root / "hf")
+    assert {rank for *_, rank in storage_map(plain, numbers(plain))["files"]} == {None}
+    monkeypatch.setattr(Hf, "rank_of", lambda self, file: int(file[6:11]))
+    assert {rank for *_, rank in storage_map(plain, numbers(plain))["files"]} == {1, 2}
 
 
 def test_a_fused_tensor_counts_the_elements_of_each_that_it_holds(root: Path) -> None:
@@ -115,5 +126,5 @@ def test_where_there_are_too_many_chunks_each_tensor_shows_its_first(
 def test_no_character_that_cannot_be_seen_is_left_in_a_name() -> None:
     manifest = hostile()
     side = storage_map(manifest, {name: k for k, name in enumerate(HOSTILE)})
-    assert all(text.isprintable() for text, _ in side["files"])
+    assert all(text.isprintable() for text, *_ in side["files"])
     assert side["path"].isprintable()

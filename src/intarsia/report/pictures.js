@@ -2,8 +2,6 @@
 
 const BARS = 48;
 
-const rankOf = (file) => /(?:^|\/)__(\d+)_\d+\.distcp$/.exec(file)?.[1];
-
 function boxText(box, shape) {
   const [offsets, sizes] = box ?? [shape.map(() => 0), shape];
   return `[${offsets.map((o, k) => `${o}:${o + sizes[k]}`).join(", ")}]`;
@@ -57,8 +55,8 @@ function blocks(side, shape, chunks) {
     const y = down === null ? 0 : (H * offsets[down]) / rows;
     const w = (W * sizes[across]) / columns;
     const h = down === null ? H : (H * sizes[down]) / rows;
-    const rank = rankOf(side.files[chunks[k][0]][0]);
-    const text = rank === undefined ? `${k}` : `rank ${rank}`;
+    const rank = side.files[chunks[k][0]][2];
+    const text = rank === null ? `${k}` : `rank ${rank}`;
     const shown = w > text.length * 7 && h > 13 ? text : w > 18 && h > 13 ? rank ?? `${k}` : "";
     picture.append(
       draw("rect", { class: `block ${k % 2 ? "b" : "a"}`, x, y, width: w, height: h }),
@@ -66,7 +64,7 @@ function blocks(side, shape, chunks) {
     );
   });
   const named = axes.map((axis) => `axis ${axis} ${axis === across ? "across" : "down"}`).join(", ");
-  const ranks = chunks.some((c) => rankOf(side.files[c[0]][0]) !== undefined);
+  const ranks = chunks.some((c) => side.files[c[0]][2] !== null);
   const part = boxes.reduce((sum, [, sizes]) => sum + elements(sizes), 0) < elements(shape) ? "; what lies elsewhere is left open" : "";
   const folded = cut.length > 2 ? "; cut along further axes, so some blocks hide others" : "";
   return make("figure", {}, make("figcaption", {},

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from intarsia.errors import LayoutError
+from intarsia.format.registry import format_named
 from intarsia.layout import Layout, draw
 from intarsia.planning.manifest import Chunk, Manifest, Stored
 from intarsia.report.safe import visible
@@ -50,6 +51,7 @@ def storage_map(manifest: Manifest, numbers: Mapping[str, int]) -> dict[str, Any
     Texts that differ in their numbers alone are kept once (`Texts`).  A chunk is `[file, first byte, bytes]`, then its box where it is not the whole, then its elements
     of each tensor where the stored one fuses several.  A stored tensor is `[name, dtype, shape, chunks, how many,
     tensors, drawing]`, its name 0 where that is the tensor's own, its drawing 0 where it holds one tensor as it is.
+    A file is `[name, bytes, rank that wrote it]`, the last null where its name tells of none.
     """
     files: dict[str, int] = {name: k for k, name in enumerate(manifest.files)}
     total = sum(len(s.chunks) for s in manifest.stored.values())
@@ -68,9 +70,10 @@ def storage_map(manifest: Manifest, numbers: Mapping[str, int]) -> dict[str, Any
         chunks = [_chunk(s, c, files, numbers) for c in s.chunks[:most]]
         held = [numbers[tensor] for tensor in tensors]
         stored.append([name, str(s.dtype), list(s.shape), chunks, len(s.chunks), held, drawing])
+    rank_of = format_named(manifest.format).rank_of
     return {
         "path": visible(manifest.path),
-        "files": [[visible(file), manifest.files.get(file, 0)] for file in files],
+        "files": [[visible(file), manifest.files.get(file, 0), rank_of(file)] for file in files],
         "stored": stored,
         "texts": list(texts.words),
     }
