@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import intarsia as library
+from intarsia.cli.call import NAMES, command
 from tests.checkpoints import (
     assert_same,
     intarsia,
@@ -21,7 +22,6 @@ from tests.checkpoints import (
 )
 
 CONFIG = llama_config()
-COMMANDS = ("inspect", "plan", "convert", "verify", "diff", "explain", "demo")
 GATE = "model.layers.1.mlp.gate_proj.weight"
 
 
@@ -40,15 +40,24 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_help_names_every_command_and_each_has_its_own() -> None:
     answer = intarsia("--help")
     assert answer.status == 0
-    for command in COMMANDS:
-        assert command in answer.out
-        own = intarsia(command, "--help")
+    for name in NAMES:
+        assert name in answer.out
+        own = intarsia(name, "--help")
         assert own.status == 0
         assert "Usage:" in own.out
         assert len(own.out.splitlines()) > 5
     assert intarsia("convert", "-h").out == intarsia("convert", "--help").out
     assert intarsia().status == 2
     assert "Usage:" in intarsia().out + intarsia().err
+
+
+def test_the_list_of_commands_has_one_whole_line_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = intarsia("--help").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    for name in NAMES:
+        said = (command(name).__doc__ or "").splitlines()[0]
+        assert f"  {name:<7}  {said}" in lines
 
 
 def test_help_of_convert_explains_each_of_its_options() -> None:
@@ -214,13 +223,14 @@ def every_command(root: Path, out: Path) -> list[list[object]]:
         ["plan", root / "hf", "--to", "dcp"],
         ["convert", root / "hf", out, "--to", "dcp"],
         ["verify", root / "hf", root / "changed"],
+        ["digest", root / "hf"],
         ["diff", root / "hf", root / "changed"],
         ["explain", root / "hf", GATE],
         ["demo"],
     ]
 
 
-@pytest.mark.parametrize("k", range(len(COMMANDS)), ids=COMMANDS)
+@pytest.mark.parametrize("k", range(len(NAMES)), ids=NAMES)
 @pytest.mark.parametrize("where", ["before", "after"])
 @pytest.mark.one_in(2)
 def test_json_is_one_document_before_or_after_the_command(
@@ -232,7 +242,7 @@ def test_json_is_one_document_before_or_after_the_command(
     assert answer.err == ""
 
 
-@pytest.mark.parametrize("k", range(len(COMMANDS)), ids=COMMANDS)
+@pytest.mark.parametrize("k", range(len(NAMES)), ids=NAMES)
 def test_quiet_prints_nothing_and_keeps_the_status(root: Path, tmp_path: Path, k: int) -> None:
     words = every_command(root, tmp_path / "out")[k]
     answer = intarsia(*words, "--quiet")

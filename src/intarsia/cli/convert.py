@@ -31,9 +31,9 @@ def run(
         bool, options.Option("--dry-run", "Plan and prove, but write nothing.")
     ] = False,
 ) -> int:
-    """Convert a checkpoint: the plan is proven first, and the destination appears only when it is whole.
+    """Convert a checkpoint, once every element is proven to arrive.
 
-    Under torchrun the work is split over the processes, unless one is to do it --alone.
+    The destination appears only when it is whole. Under torchrun the work is split over the processes, unless one is to do it --alone.
     """
     report = None
     try:

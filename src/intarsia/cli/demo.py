@@ -30,7 +30,10 @@ def run(
     ] = None,
     seed: Annotated[int, options.Option("--seed", "Another random model.")] = 0,
 ) -> int:
-    """Make a small mixture-of-experts model, convert it across formats and meshes, verify each step."""
+    """Convert a small model across formats and meshes, verifying each.
+
+    The model is a mixture of experts with random weights.
+    """
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="intarsia-demo-") as scratch:
             return _route(Path(scratch), seed, kept=False)

@@ -21,7 +21,7 @@ def run(
     workers: options.Workers = None,
     alone: options.Alone = False,
 ) -> None:
-    """Print a digest of each logical tensor and the root over all of them.
+    """Print a digest of each tensor, and the root over all of them.
 
     They are equal for every format, mesh and file split of the same weights; notes say where the
     root of equal weights may differ. Under torchrun the work is split over the processes, unless

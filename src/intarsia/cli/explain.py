@@ -15,7 +15,10 @@ def run(
     config: options.Config = None,
     section: options.Section = None,
 ) -> None:
-    """Draw where the elements of a tensor lie: stored tensors, files, byte ranges, ranks."""
+    """Draw where the elements of a tensor lie.
+
+    Shown are stored tensors, files, byte ranges and, on a mesh that is given, ranks.
+    """
     from intarsia.opened.explanation import explain
 
     found = explain(path, tensor, mesh, config, section)

@@ -15,7 +15,10 @@ def run(
     section: options.Section = None,
     html: options.Html = None,
 ) -> None:
-    """Say what a checkpoint is and whether it is complete; only headers are read."""
+    """Report what a checkpoint is and whether it is complete.
+
+    Only headers are read.
+    """
     from intarsia.opened.inspection import inspect
 
     if html is not None:

@@ -9,7 +9,10 @@ from intarsia.options import Options
 
 @options.spelled_out
 def run(src: options.Path, asked: Options) -> int:
-    """Prove a conversion before a byte moves, and say what it would read, write and hold in memory."""
+    """Prove a conversion before a byte moves, and state its cost.
+
+    The cost is what it would read, write and hold in memory.
+    """
     from intarsia import converting
 
     found = converting.job(src, asked).plan

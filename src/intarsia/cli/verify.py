@@ -31,7 +31,10 @@ def run(
     workers: options.Workers = None,
     html: options.Html = None,
 ) -> int:
-    """Compare A and B bit by bit, whatever their formats; or look for every known fault in A alone."""
+    """Compare A and B bit by bit, or look for known faults in A alone.
+
+    A and B may be of different formats, meshes and dialects.
+    """
     from intarsia import api
 
     if html is not None:
