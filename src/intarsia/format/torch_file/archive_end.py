@@ -7,10 +7,8 @@ checked by its directory, another that differs from it in nothing else would pas
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from itertools import chain, pairwise
 from typing import Any
-from zipfile import ZipInfo
 from zlib import crc32
 
 import numpy as np
@@ -19,13 +17,10 @@ from numpy.typing import NDArray
 from intarsia.format.torch_file.torch_zip import Payload, described_bytes
 from intarsia.format.torch_file.zip_directory import (
     CENTRAL,
-    END,
-    END64,
-    LOCAL,
-    LOCATOR,
     ReadBytes,
     exactly,
     listing_of,
+    zip_members,
 )
 from intarsia.frozen import frozen
 
@@ -88,80 +83,33 @@ def _recorded(ends: Bytes, varying: Varying) -> tuple[NDArray[np.uint32], Marks]
 
 
 def ending_of(read: ReadBytes, length: int, payload: Payload, where: str) -> Ending | None:
-    """What follows the tensor of an archive that was checked; None where anything but what torch writes
-    lies there, or members lie anywhere else than one after another."""
+    """What follows the tensor of an archive that was checked; None where its checksum is not said there, or
+    members lie on one another, so that what varies of one would be a part of another."""
     first = payload.start_bytes + payload.length_bytes
     if not payload.length_bytes or length - first > _MOST_BYTES:
         return None
     end = exactly(read, first, length - first, where)
     infos, directory = listing_of(read, length, where)
-    own = _header_of(read, [x for x in infos if x.header_offset < first], payload, where)
-    later = {x.header_offset: x for x in infos if x.header_offset >= first}
-    walked = _members(end, first, directory, payload.length_bytes, later)
-    if own is None or walked is None:
+    if (at := directory - first) < 0:
         return None
-    walked[own] = Varying(0, 0, (_IN_DESCRIPTOR,))
-    at, identity = directory - first, None
-    for info in infos:
-        if (member := walked.get(info.header_offset)) is not None:
-            member = replace(member, crcs=(*member.crcs, at + _IN_DIRECTORY))
-            walked[info.header_offset] = member
-            if info.orig_filename.partition("/")[2] == _IDENTITY and info.header_offset != own:
-                identity = member
+    spans, held = [(directory, length)], dict[str, Varying]()
+    for info, (name, member) in zip(
+        infos, zip_members(read, length, infos, where).items(), strict=True
+    ):
+        start, stop = member.start - first, member.start + info.file_size - first
+        after = described_bytes(end[stop:], info.file_size) if stop >= 0 else 0
+        spans.append((info.header_offset, first + stop + after))
+        crcs = (*((stop + _IN_DESCRIPTOR,) if after else ()), at + _IN_DIRECTORY)
+        if (member.start, stop) == (payload.start_bytes, 0) and after:
+            held["tensor"] = Varying(0, 0, crcs)
+        elif name == _IDENTITY and start >= 0:
+            held["identity"] = Varying(start, stop, crcs)
         at += CENTRAL.size + sum(CENTRAL.unpack_from(end, at)[10:13])
-    if len(walked) != len(later) + 1 or not _ends(end, first, at):
+    spans.sort()
+    if "tensor" not in held or any(stop > start for (_, stop), (start, _) in pairwise(spans)):
         return None
     varies = np.zeros(len(end), np.bool_)
-    found = Ending(np.frombuffer(end, np.uint8), varies, walked[own], identity)
-    for x in (found.tensor, found.identity):
-        for place in x.places if x is not None else ():
-            found.varies[place] = True
+    for place in chain(*(x.places for x in held.values())):
+        varies[place] = True
+    found = Ending(np.frombuffer(end, np.uint8), varies, held["tensor"], held.get("identity"))
     return found if found.recorded(found.like[None])[0].all() else None
-
-
-def _header_of(
-    read: ReadBytes, infos: Sequence[ZipInfo], payload: Payload, where: str
-) -> int | None:
-    """Where the tensor's member begins; None where it is not one, or another reaches into its bytes."""
-    found = None
-    for info in infos:
-        local = LOCAL.unpack(exactly(read, info.header_offset, LOCAL.size, where))
-        start = info.header_offset + LOCAL.size + local[9] + local[10]
-        if (start, info.file_size) == (payload.start_bytes, payload.length_bytes):
-            if found is not None:
-                return None
-            found = info.header_offset
-        elif start + info.file_size > payload.start_bytes:
-            return None
-    return found
-
-
-def _members(
-    end: bytes, first: int, directory: int, tensor_bytes: int, later: dict[int, ZipInfo]
-) -> dict[int, Varying] | None:
-    """The members that follow the tensor, one after another up to the directory, by where they begin."""
-    found: dict[int, Varying] = {}
-    at = described_bytes(end, tensor_bytes)
-    while at and first + at < directory:
-        info = later.get(first + at)
-        if info is None or at + LOCAL.size > len(end):
-            return None
-        start = at + LOCAL.size + sum(LOCAL.unpack_from(end, at)[9:11])
-        stop = start + info.file_size
-        after = described_bytes(end[stop:], info.file_size)
-        found[first + at] = Varying(start, stop, (stop + _IN_DESCRIPTOR,) if after else ())
-        at = stop + after
-    return found if at and first + at == directory else None
-
-
-def _ends(end: bytes, first: int, at: int) -> bool:
-    """Whether nothing but the end records follows the directory, which point to each other."""
-    last = len(end) - END.size
-    if end[last : last + 4] != b"PK\5\6":
-        return False
-    if at == last:
-        return True
-    if at + END64.size + LOCATOR.size != last:
-        return False
-    locator = LOCATOR.unpack_from(end, at + END64.size)
-    return bool(locator[0] == b"PK\6\7" and locator[2] == first + at)
