@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, overload
 
 from intarsia.checkpoint import Checkpoint
 from intarsia.collector import seldom
-from intarsia.errors import ForeignNamesError, SectionError
+from intarsia.errors import ForeignNamesError, SectionError, check_flags
 from intarsia.format.naming.section import TOP
 from intarsia.format.registry import format_named, read_manifest, sections_in
 from intarsia.options import ConfigLike, PathLike, SectionLike
@@ -110,6 +110,7 @@ def digest(
 
     The ranks of a `torchrun` job share the work, unless one is to do it `alone`.
     """
+    check_flags(secure=secure, alone=alone)
     with crew(alone=alone) as team:
         budget = Budget.of(memory, workers)
         return digest_with(team, path, config, budget, progress, secure=secure, section=section)

@@ -10,6 +10,7 @@ from intarsia.collector import seldom
 from intarsia.conversion.job import Job, prepare
 from intarsia.conversion.report import Report
 from intarsia.dtypes import dtype_named
+from intarsia.errors import check_flags
 from intarsia.format.optimizer_state.learning_rates import Rates
 from intarsia.format.request import Request
 from intarsia.mesh import Mesh
@@ -30,6 +31,7 @@ from intarsia.run.ranks.crew import crew
 
 def job(src: PathLike, options: Options) -> Job:
     """A conversion, planned and proven, not yet run."""
+    check_flags(digests=options.digests)
     request = Request(
         to=options.to,
         mesh=Mesh.parse(options.mesh),
@@ -112,6 +114,7 @@ def convert(
     from intarsia.conversion.running import carry_out  # a plan does without
 
     options = _among(locals())
+    check_flags(resume=resume, overwrite=overwrite, alone=alone)
     with crew(alone=alone) as team:
         with team.together():
             planned = job(src, options)

@@ -37,6 +37,15 @@ def few_lines(texts: Sequence[str], most: int = 8) -> str:
     return "".join(f"\n  {text}" for text in (*texts[:most], *more))
 
 
+def check_flags(**given: object) -> None:
+    """Raise where what is to be true or false is anything else: Python takes text for true, even "no"."""
+    for name, value in given.items():
+        if value not in (True, False):  # NumPy's are equal to these
+            raise UsageError(
+                f"`{name}` is {value!r} of type {type(value).__name__}", hint="give True or False"
+            )
+
+
 class IntarsiaError(Exception):
     """The parent of every error that Intarsia raises on purpose."""
 

@@ -33,7 +33,7 @@ def bytes_in(text: str | int) -> int:
     >>> bytes_in("2GiB"), bytes_in("5GB"), bytes_in(4096)
     (2147483648, 5000000000, 4096)
     """
-    if isinstance(text, int):
+    if isinstance(text, int) and not isinstance(text, bool):
         return text
     if not isinstance(text, str):
         raise UsageError(f"{text!r} is not a size", hint="write for example 512MiB, 2GiB or 5GB")

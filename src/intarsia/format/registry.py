@@ -80,7 +80,7 @@ def _load(name: str) -> Format:
 
 def format_named(name: str) -> Format:
     """The format that a user names."""
-    if name not in BUILT_IN and name not in added_formats():
+    if not isinstance(name, str) or not (name in BUILT_IN or name in added_formats()):
         raise UsageError(f"unknown format {name!r}", hint=f"one of: {', '.join(sorted(FORMATS))}")
     return FORMATS[name]
 

@@ -27,10 +27,11 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import torch
 import torch.distributed as dist
 
-from intarsia.errors import UsageError
+from intarsia.errors import UsageError, check_flags
+from intarsia.live.model.contents import check_given
 from intarsia.live.report import Saved
 from intarsia.live.saving import copying
-from intarsia.live.saving.snapshot import Snapshot, snapshot
+from intarsia.live.saving.snapshot import Snapshot, check_config, snapshot
 from intarsia.live.saving.write import write
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress
@@ -133,6 +134,7 @@ def save(
     taken; one save is under way at a time.  What went wrong is raised by `wait()` or by the next
     save or load; the process does not end before its saves, and fails if one failed unnoticed.
     """
+    check_flags(background=background, overwrite=overwrite, latest=latest or False)
     with _one_at_a_time if background else nullcontext():
         finish_last()
         started = time.perf_counter()
@@ -140,6 +142,8 @@ def save(
         aside = _aside(team, background=background)
         with aside.together() as said:
             said.value = None if background else _HERE
+            check_given(model)
+            check_config(config)
             take = copying.copy_of if background else snapshot
             what = take(model, optimizer, extra, config)
             options = dict[str, Any](overwrite=overwrite, latest=latest, progress=progress)

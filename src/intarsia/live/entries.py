@@ -30,6 +30,20 @@ OF_RANK = "extra_of_rank."
 _RANK = re.compile(r"^(?P<rank>\d+)_of_(?P<size>\d+)\.(?P<name>.*)$", re.S)
 _TENSOR = "intarsia.tensor"
 _NUMBERS = (bool, int, float, type(None))
+MOST_LEVELS = 128
+"""How deep a caller's dicts and lists may be nested; Python itself ends at some hundreds."""
+
+
+def check_nesting(value: Any, where: str, levels: int = MOST_LEVELS) -> None:
+    """Raise where dicts and lists lie in each other deeper than can be written and read, or without end."""
+    if not levels:
+        raise UsageError(
+            f"{where} is nested deeper than {MOST_LEVELS} levels, or contains itself",
+            hint="give its contents in fewer levels",
+        )
+    for inner in value.values() if isinstance(value, Mapping) else value:
+        if isinstance(inner, (Mapping, list, tuple)):
+            check_nesting(inner, where, levels - 1)
 
 
 def packed(extra: Mapping[str, Any] | None) -> dict[str, bytes]:
@@ -48,6 +62,8 @@ def packed(extra: Mapping[str, Any] | None) -> dict[str, bytes]:
 
 def pack(value: Any, where: str) -> bytes:
     """A value as an archive that torch reads, and we do without executing it."""
+    if isinstance(value, (Mapping, list, tuple)):
+        check_nesting(value, f"`{where}`")
     try:
         if type(value) in _NUMBERS:
             return _packed(value, repr(value))

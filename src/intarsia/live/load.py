@@ -15,7 +15,7 @@ from pathlib import PurePath
 from typing import Any
 
 from intarsia.collector import seldom
-from intarsia.errors import UsageError, add_hint, few
+from intarsia.errors import UsageError, add_hint, check_flags, few
 from intarsia.format.registry import find_checkpoint, folder_of, format_named
 from intarsia.live.background import finish_last
 from intarsia.live.entries import extra_in
@@ -31,6 +31,7 @@ from intarsia.live.loading.shared_memory import tied_in, with_one_source
 from intarsia.live.loading.wanted import Wanted, modules_of
 from intarsia.live.megatron.model import install, is_megatron
 from intarsia.live.megatron_settings import unlike_settings, with_settings
+from intarsia.live.model.contents import check_given
 from intarsia.live.model.names import (
     checkpoint_facts,
     config_of_model,
@@ -94,6 +95,7 @@ def load(
     finish_last()
     team = ranks_of_model(group)
     with team.together() as shared:
+        check_given(into)
         found = find_checkpoint(path)
         budget = Budget.of(memory, workers)
         named = named_as_is(found.path, into, config, section, cut=mesh is not None)
@@ -132,6 +134,7 @@ class _Options:
     mapped: bool
 
     def check(self) -> None:
+        check_flags(strict=self.strict, cast=self.cast, mapped=self.mapped)
         if self.hyperparameters not in ("stored", "mine"):
             raise UsageError(f"hyperparameters is {self.hyperparameters!r}", hint="stored or mine")
         if self.optimizer_class not in ("same", "any"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from intarsia.errors import UsageError
+
 Progress = Callable[[int, int], None]
 """What a caller gives: it receives the bytes that are done, and those of all."""
 
@@ -22,6 +24,11 @@ def counting(progress: Progress | None, total_bytes: int) -> Advance:
     (None, None)
     """
     done, lock = 0, threading.Lock()
+    if progress is not None and not callable(progress):
+        raise UsageError(
+            f"`progress` is {progress!r} of type {type(progress).__name__}",
+            hint="give a function of the bytes that are done, and of those of all",
+        )
 
     def advance(count_bytes: int) -> None:
         nonlocal done

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 from intarsia.checkpoint import Checkpoint
@@ -280,6 +281,6 @@ def place_of(mesh: Any, rank: int | None, own: int) -> RankOfMesh | None:
         return None
     where = Mesh.parse(mesh)
     number = own if rank is None else rank
-    if not 0 <= number < where.size:
-        raise UsageError(f"rank {number} is not in a mesh of {where.size} ranks ({where})")
+    if not isinstance(number, Integral) or not 0 <= number < where.size:
+        raise UsageError(f"rank {number!r} is not in a mesh of {where.size} ranks ({where})")
     return where, number

@@ -19,6 +19,7 @@ import torch
 from intarsia.errors import UsageError
 from intarsia.format.naming.wrappers import bare
 from intarsia.format.optimizer_state.optimizer_names import roots_of
+from intarsia.live.entries import check_nesting
 from intarsia.live.model.module_state import ModuleState, is_module, of_numbers
 
 Leaf = tuple[Any, Any]
@@ -174,6 +175,20 @@ class ModelContents:
         """Have modules do what they do of their own when they are loaded."""
         for handed in self.modules.values():
             handed.run_hooks(where)
+
+
+def check_given(given: Any) -> None:
+    """Raise where a class is in the place of an object, or dicts are nested without end."""
+    if isinstance(given, Mapping):
+        check_nesting(given, "the dict")
+    held = _leaves(given, ()) if isinstance(given, Mapping) else [((), {"": given}, "")]
+    for path, above, key in held:
+        if isinstance(kind := above[key], type):
+            place = f" under `{'.'.join(path)}`" if path else ""
+            raise UsageError(
+                f"the class {kind.__name__} was given{place}, not an object of it",
+                hint=f"make one, {kind.__name__}(...), and give that",
+            )
 
 
 def _leaves(

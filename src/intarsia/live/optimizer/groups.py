@@ -22,6 +22,7 @@ from intarsia.format.optimizer_state.parameter_groups import (
     merged_groups,
     nested,
 )
+from intarsia.live.entries import check_nesting
 from intarsia.live.model.module_state import of_numbers
 from intarsia.live.optimizer.classes import check_class, fixed_settings
 from intarsia.live.optimizer.named import NamedOptimizer
@@ -65,6 +66,7 @@ def _check_storable(key: Any, value: Any, name: str) -> None:
     if isinstance(value, torch.Tensor):
         of_numbers(value, name)
         return
+    check_nesting([value], f"`{name}`")
     if not is_storable(value):
         raise UsageError(
             f"`{name}` is {value!r} of type {type(value).__name__}, which a checkpoint does not hold",

@@ -12,7 +12,7 @@ import torch
 
 from intarsia.errors import UsageError, few
 from intarsia.format.naming.section import OWN
-from intarsia.live.entries import pack, packed
+from intarsia.live.entries import check_nesting, pack, packed
 from intarsia.live.megatron import rows as megatron_rows
 from intarsia.live.megatron.model import is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import hub_config
@@ -60,11 +60,6 @@ def snapshot(
 ) -> Snapshot:
     """Everything that this process holds, by the names that torch gives it; nothing is copied."""
     given = packed(extra)
-    if not isinstance(config, (Mapping, NoneType)):
-        raise UsageError(
-            f"`config` is a {type(config).__name__}",
-            hint="give a dict, for example model.config.to_dict()",
-        )
     if is_megatron(model):
         refuse_optimizer(optimizer)
         boxes, changed = megatron_rows.parts_of_megatron(model, config)
@@ -117,6 +112,16 @@ def snapshot(
             hint="load the model, or give it memory and initialise it",
         )
     return Snapshot(memory, cut, entries, given, lent, counts, identities, contents.nesting)
+
+
+def check_config(config: Any) -> None:
+    """Raise where what is given as a configuration is none."""
+    if not isinstance(config, (Mapping, NoneType)):
+        raise UsageError(
+            f"`config` is a {type(config).__name__}",
+            hint="give a dict, for example model.config.to_dict()",
+        )
+    check_nesting(config or {}, "`config`")
 
 
 def _stepped_model(given: Any, contents: ModelContents, optimizer: Any) -> Any:
