@@ -20,6 +20,7 @@ ARROWS = {
     "dtypes": {"errors", "frozen"},
     "quantity": {"errors"},
     "collector": set(),
+    "document": set(),
     "kernel": set(),
     "frozen": set(),
     "layout": {"errors", "frozen"},
@@ -29,7 +30,7 @@ ARROWS = {
     "value": {"errors", "dtypes", "frozen"},
     "family": {"errors", "frozen", "layout", "mesh", "state", "value"},
     "quantised": {"errors", "dtypes", "frozen", "mesh"},
-    "planning": {"errors", "dtypes", "frozen", "quantity", "layout", "mesh", "quantised.weight", "value"},
+    "planning": {"errors", "document", "dtypes", "frozen", "quantity", "layout", "mesh", "quantised.weight", "value"},
     "entry_point": {"errors"},
     "store": {"errors", "frozen", "quantity", "entry_point", "kernel"},
     "format": {
@@ -38,22 +39,22 @@ ARROWS = {
         "quantised", "state", "store", "value",
     },
     "run": {
-        "errors", "dtypes", "frozen", "quantity", "layout", "mesh", "planning", "store", "format.base", "format.arrangement", "value", "kernel",
+        "errors", "document", "dtypes", "frozen", "quantity", "layout", "mesh", "planning", "store", "format.base", "format.arrangement", "value", "kernel",
     },
     "options": {"format.built_in", "mesh"},
     "checkpoint": {
         "errors", "dtypes", "kernel", "layout", "mesh", "planning", "store", "format", "run", "opened.lazy_tensor", "value",
     },
     "opened": {
-        "errors", "dtypes", "frozen", "quantity", "layout", "mesh", "family", "planning", "store", "format", "run", "checkpoint",
+        "errors", "document", "dtypes", "frozen", "quantity", "layout", "mesh", "family", "planning", "store", "format", "run", "checkpoint",
         "options", "quantised", "state", "value",
     },
     "checking": {
-        "errors", "kernel", "dtypes", "frozen", "layout", "mesh", "family", "quantised", "planning", "store", "format", "run",
+        "errors", "document", "kernel", "dtypes", "frozen", "layout", "mesh", "family", "quantised", "planning", "store", "format", "run",
         "checkpoint", "opened", "state", "value",
     },
     "conversion": {
-        "errors", "frozen", "quantity", "collector", "layout", "mesh", "family", "quantised", "planning", "store", "format",
+        "errors", "document", "frozen", "quantity", "collector", "layout", "mesh", "family", "quantised", "planning", "store", "format",
         "run", "checkpoint", "opened", "checking.digests", "state", "value",
     },
     "live": {

@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from intarsia.checking.kinds import KINDS
+from intarsia.document import Document, fields_of
 from intarsia.errors import few
 from intarsia.frozen import frozen
 from intarsia.planning.manifest import Manifest
 
 
 @frozen
-class Fault:
+class Fault(Document):
     """What is wrong, with which tensors, and where: a file and byte, or rows and columns.
 
     `hint` is what the error behind it advises, if one is behind it; `files` are those that one accident
@@ -43,16 +44,7 @@ class Fault:
         return self.hint or KINDS[self.kind].next
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "tensors": list(self.tensors),
-            "where": self.where,
-            "files": list(self.files),
-            "text": self.text,
-            "elements": self.elements,
-            "means": self.means,
-            "next": self.next,
-        }
+        return fields_of(self, but=("hint",)) | {"means": self.means, "next": self.next}
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.text}" + (f" - at {self.where}" if self.where else "")

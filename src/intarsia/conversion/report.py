@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from intarsia.document import Document, fields_of
 from intarsia.frozen import frozen_open
 from intarsia.opened.padding import TrainedPadding
 from intarsia.planning.inventory import items_left_out
@@ -12,7 +13,7 @@ from intarsia.run.losses import Changed
 
 
 @frozen_open
-class Report:
+class Report(Document):
     """What a conversion did."""
 
     plan: Plan
@@ -36,12 +37,9 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         return self.plan.as_json() | {
+            **fields_of(self, but=("plan", "remarks")),
             "complete": self.complete,
-            "destination": self.destination,
             "seconds": round(self.seconds, 3),
-            "peak_rss_bytes": self.peak_rss_bytes,
-            "changed": [x.as_json() for x in self.changed],
-            "padding": [x.as_json() for x in self.padding],
             "notes": list(self.notes),
         }
 

@@ -7,6 +7,7 @@ from dataclasses import field
 from difflib import get_close_matches
 from typing import Any
 
+from intarsia.document import Document, fields_of
 from intarsia.errors import UsageError
 from intarsia.format.registry import read_manifest
 from intarsia.frozen import frozen, frozen_open
@@ -22,19 +23,16 @@ _SHOWN, _LISTED = 3, 1000
 
 
 @frozen
-class StoredAs:
+class StoredAs(Document):
     """A stored tensor that holds elements of the one that was asked for."""
 
     name: str
     dtype: str
     shape: Shape
 
-    def as_json(self) -> dict[str, Any]:
-        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
-
 
 @frozen
-class OnDisk:
+class OnDisk(Document):
     """The bytes of one chunk, and the elements of the tensor among them; `holds` says them in words."""
 
     stored: str
@@ -52,15 +50,8 @@ class OnDisk:
         return len(self.pieces)
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "stored": self.stored,
-            "file": self.file,
-            "start_bytes": self.start_bytes,
-            "end_bytes": self.end_bytes,
-            "chunk": self.chunk,
-            "elements": self.elements,
+        return fields_of(self, but=("pieces",)) | {
             "count": self.count,
-            "holds": self.holds,
             "pieces": [
                 {
                     "tensor": p.tensor,
@@ -74,7 +65,7 @@ class OnDisk:
 
 
 @frozen
-class OnRank:
+class OnRank(Document):
     """The box of a stored tensor that a rank of a mesh holds."""
 
     rank: int
@@ -82,12 +73,9 @@ class OnRank:
     stored: str
     box: str
 
-    def as_json(self) -> dict[str, Any]:
-        return {"rank": self.rank, "place": self.place, "stored": self.stored, "box": self.box}
-
 
 @frozen_open
-class Explanation:
+class Explanation(Document):
     """Where the elements of a tensor lie; `ranks` are those of `mesh`, where one was given."""
 
     tensor: str
@@ -101,15 +89,7 @@ class Explanation:
     held: tuple[Stored, ...] = field(repr=False, compare=False)
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "tensor": self.tensor,
-            "format": self.format,
-            "family": self.family,
-            "stored": [x.as_json() for x in self.stored],
-            "pieces": [x.as_json() for x in self.pieces],
-            "mesh": str(self.mesh),
-            "ranks": [x.as_json() for x in self.ranks],
-        }
+        return fields_of(self, but=("manifest", "held")) | {"mesh": str(self.mesh)}
 
     def drawing(self, width: int = 72) -> str:
         """A picture of each stored tensor, with what it holds; at most `width` characters wide."""

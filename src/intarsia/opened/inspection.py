@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
+from intarsia.document import Document, fields_of, in_json
 from intarsia.format.registry import read_manifest
 from intarsia.frozen import frozen, frozen_open
 from intarsia.mesh import Shape
@@ -19,7 +20,7 @@ from intarsia.quantity import human
 
 
 @frozen
-class StoredTensor:
+class StoredTensor(Document):
     """A tensor as it is stored, in as many chunks as its file or files hold of it."""
 
     name: str
@@ -28,18 +29,9 @@ class StoredTensor:
     chunks: int
     bytes: int
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "dtype": self.dtype,
-            "shape": list(self.shape),
-            "chunks": self.chunks,
-            "bytes": self.bytes,
-        }
-
 
 @frozen
-class QuantisedKind:
+class QuantisedKind(Document):
     """How weights are quantised, and how many are."""
 
     scheme: str
@@ -47,7 +39,7 @@ class QuantisedKind:
 
 
 @frozen_open
-class Inspection:
+class Inspection(Document):
     """What the headers of a checkpoint say; its text is what `intarsia inspect` prints.
 
     `parameters` are the model's: of quantised weights those that they stand for, and no scales.
@@ -80,26 +72,8 @@ class Inspection:
 
     def as_json(self, *, tensors: bool = False) -> dict[str, Any]:
         """One document; with `tensors`, every tensor is listed."""
-        q = self.quantised
-        document: dict[str, Any] = {
-            "path": self.path,
-            "format": self.format,
-            "family": self.family,
-            "tensors": self.tensors,
-            "parameters": self.parameters,
-            "bytes": self.bytes,
-            "dtypes": dict(self.dtypes),
-            "files": dict(self.files),
-            "entries": self.entries,
-            "complete": self.complete,
-            "problems": list(self.problems),
-            "inventory": [item.as_json() for item in self.inventory],
-            "quantised": {"scheme": q.scheme, "weights": q.weights} if q else None,
-            "notes": list(self.notes),
-        }
-        if tensors:
-            document["tensor_list"] = [x.as_json() for x in self.tensor_list]
-        return document
+        found = fields_of(self, but=("manifest",))
+        return found | {"tensor_list": in_json(self.tensor_list)} if tensors else found
 
     def __str__(self) -> str:
         kinds = sorted(self.dtypes.items(), key=lambda kind: -kind[1])

@@ -7,14 +7,14 @@ neither carried nor compared.  Where it is not zero, that is reported.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Set
-from dataclasses import asdict, replace
+from dataclasses import replace
 from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.checkpoint import Checkpoint
+from intarsia.document import Document
 from intarsia.format.registry import format_named
 from intarsia.frozen import frozen
 from intarsia.layout import Layout
@@ -28,16 +28,13 @@ from intarsia.value.bits import bits_dtype
 
 
 @frozen
-class TrainedPadding:
+class TrainedPadding(Document):
     """A stored tensor whose padding is not zero: its rows, and how many of them hold numbers."""
 
     tensor: str
     rows: int
     trained: int
     elements: int
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def trained_padding(

@@ -7,10 +7,10 @@ only one kind has, or from the user.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from enum import StrEnum
 from typing import Any
 
+from intarsia.document import Document, fields_of
 from intarsia.errors import few
 from intarsia.frozen import frozen
 
@@ -38,7 +38,7 @@ class Fate(StrEnum):
 
 
 @frozen
-class InventoryItem:
+class InventoryItem(Document):
     """One file, folder, link to nothing or section of a source; `why` is the reason where it is left out."""
 
     kind: str
@@ -49,14 +49,7 @@ class InventoryItem:
     nbytes: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "name": self.name,
-            "role": str(self.role),
-            "fate": str(self.fate),
-            "why": self.why,
-            "bytes": self.nbytes,
-        }
+        return fields_of(self, but=("nbytes",)) | {"bytes": self.nbytes}
 
 
 @frozen
@@ -68,16 +61,13 @@ class Reason:
 
 
 @frozen
-class LeftOut:
+class LeftOut(Document):
     """A source tensor that the destination does not take, and why."""
 
     tensor: str
     elements: int
     why: str
     lost: bool = False
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def items_left_out(items: Iterable[InventoryItem]) -> list[InventoryItem]:

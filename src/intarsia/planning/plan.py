@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from intarsia.document import Document, in_json
 from intarsia.frozen import frozen_open
 from intarsia.mesh import Mesh
 from intarsia.planning.inventory import LeftOut, lines, tensor_lines
@@ -16,7 +17,7 @@ from intarsia.quantity import human
 
 
 @frozen_open
-class Plan:
+class Plan(Document):
     """How a checkpoint becomes another."""
 
     src: Manifest
@@ -68,8 +69,8 @@ class Plan:
             "peak_memory_bytes": self.peak_memory_bytes,
             "read_amplification": round(self.read_amplification, 4),
             "problems": list(self.problems),
-            "left_out": [x.as_json() for x in self.left_out],
-            "inventory": [item.as_json() for item in self.src.inventory],
+            "left_out": in_json(self.left_out),
+            "inventory": in_json(self.src.inventory),
             "notes": list(self.notes),
         }
 

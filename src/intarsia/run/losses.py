@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
+from intarsia.document import Document
 from intarsia.dtypes import DType, greatest, overflows_at
 from intarsia.errors import PrecisionError
 from intarsia.frozen import frozen
@@ -110,7 +110,7 @@ def _place(piece: Piece, element: int) -> int:
 
 
 @frozen
-class Changed:
+class Changed(Document):
     """A tensor whose numbers are not those of the source, and how many of them."""
 
     tensor: str
@@ -119,9 +119,6 @@ class Changed:
     rounded: int = 0
     underflowed: int = 0
     recentred: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def changed_tensors(losses: Losses, targets: Mapping[str, Target]) -> tuple[Changed, ...]:

@@ -39,6 +39,7 @@ from intarsia.checking.fault import Fault, gathered
 from intarsia.checking.pair.ties import ties_for_sure
 from intarsia.checking.survey.blockwise import survey, surveyed
 from intarsia.checking.survey.item_stats import ItemStats
+from intarsia.document import Document, fields_of
 from intarsia.errors import FormatError, IntarsiaError
 from intarsia.family import table_for
 from intarsia.family.optional_parts import notes_on_layers_left_out
@@ -60,7 +61,7 @@ ConfigLike = str | PurePath | Mapping[str, Any] | None
 
 
 @frozen_open
-class Soundness:
+class Soundness(Document):
     """Whether a checkpoint is sound; true where no fault was found."""
 
     a: str
@@ -84,17 +85,7 @@ class Soundness:
         return self.sound
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "sound": self.sound,
-            "a": self.a,
-            "format": self.format,
-            "family": self.family,
-            "compared": self.compared,
-            "elements": self.elements,
-            "different": [],
-            "faults": [fault.as_json() for fault in self.faults],
-            "notes": list(self.notes),
-        }
+        return {"sound": self.sound} | fields_of(self) | {"different": []}
 
     def __str__(self) -> str:
         if self.sound:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from intarsia.checking.pair.pairs import Pair, match, read_windows
 from intarsia.checkpoint import Checkpoint
+from intarsia.document import Document
 from intarsia.dtypes import DType
 from intarsia.frozen import frozen, frozen_open
 from intarsia.mesh import Shape
@@ -35,7 +36,7 @@ _EXACT = 2.0**53
 
 
 @frozen
-class TensorChange:
+class TensorChange(Document):
     """How far one tensor moved from A to B; `not_finite` counts NaN and infinities in A and in B."""
 
     tensor: str
@@ -45,15 +46,6 @@ class TensorChange:
     relative: float
     cosine: float
     not_finite: tuple[int, int] = (0, 0)
-
-    def as_json(self) -> dict[str, Any]:
-        numbers = {k: getattr(self, k) for k in ("max_abs", "rms", "relative", "cosine")}
-        return {
-            "tensor": self.tensor,
-            "elements": self.elements,
-            **{k: v if isfinite(v) else str(v) for k, v in numbers.items()},
-            "not_finite": list(self.not_finite),
-        }
 
     @property
     def rank(self) -> tuple[object, ...]:
@@ -68,7 +60,7 @@ class TensorChange:
 
 
 @frozen
-class ShapesDiffer:
+class ShapesDiffer(Document):
     """A tensor whose shapes differ, so that no distance can be measured."""
 
     tensor: str
@@ -80,7 +72,7 @@ class ShapesDiffer:
 
 
 @frozen_open
-class Changes(Sequence[TensorChange]):
+class Changes(Document, Sequence[TensorChange]):
     """The changes of all tensors, the furthest first, and the tensors that could not be measured."""
 
     tensors: tuple[TensorChange, ...]
@@ -88,15 +80,6 @@ class Changes(Sequence[TensorChange]):
     only_in_a: tuple[str, ...] = ()
     only_in_b: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "tensors": [change.as_json() for change in self.tensors],
-            "unlike": [each.as_json() for each in self.unlike],
-            "only_in_a": list(self.only_in_a),
-            "only_in_b": list(self.only_in_b),
-            "notes": list(self.notes),
-        }
 
     @overload
     def __getitem__(self, index: int) -> TensorChange: ...

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from intarsia.checking.fault import Fault
 from intarsia.checking.pair.non_tensors import NonTensor
+from intarsia.document import Document, fields_of, in_json
 from intarsia.frozen import frozen, frozen_open
 from intarsia.state.names import is_state
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @frozen
-class Difference:
+class Difference(Document):
     """A tensor whose elements are not the same bits in both checkpoints.
 
     Where the element types differ, those that are the same once rounded to the narrower one are not
@@ -37,20 +37,9 @@ class Difference:
         whole = isinstance(self.max_abs, int)
         return f"{self.max_abs:,}" if whole else f"{self.max_abs:.4g}"
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "tensor": self.tensor,
-            "elements": self.elements,
-            "first": list(self.first),
-            "max_abs": self.max_abs if isfinite(self.max_abs) else str(self.max_abs),
-            "diagnosis": self.diagnosis,
-            "kind": self.kind,
-            "where": self.where.as_json() if self.where else None,
-        }
-
 
 @frozen_open
-class Comparison:
+class Comparison(Document):
     """Whether two checkpoints hold the same weights; true where they do."""
 
     a: str
@@ -91,21 +80,8 @@ class Comparison:
         return self.equal
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "equal": self.equal,
-            "rounded": self.rounded,
-            "a": self.a,
-            "b": self.b,
-            "compared": self.compared,
-            "elements": self.elements,
-            "only_in_a": list(self.only_in_a),
-            "only_in_b": list(self.only_in_b),
-            "not_comparable": list(self.not_comparable),
-            "different": [d.as_json() for d in self.different],
-            "faults": [f.as_json() for f in (*self.damaged, *self.faults)],
-            "beside": [each.as_json() for each in self.beside],
-            "notes": list(self.notes),
-        }
+        faults = in_json((*self.damaged, *self.faults))
+        return {"equal": self.equal} | fields_of(self, but=("damaged",)) | {"faults": faults}
 
 
 def next_step(found: Comparison) -> str | None:

@@ -6,11 +6,11 @@ Each is equal, different, on one side only, or not compared, and it is said whic
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import PurePath
 from typing import Any
 
 from intarsia.checking.pair.quantised_differently import differing_schemes
+from intarsia.document import Document
 from intarsia.errors import FormatError, UsageError, few
 from intarsia.format.folder.run_objects import (
     ARGUMENTS,
@@ -46,7 +46,7 @@ _LONGEST = 60
 
 
 @frozen
-class NonTensor:
+class NonTensor(Document):
     """One thing beside the tensors, and how the two checkpoints compare in it.
 
     `counts` says that the two are not equal for it: the state of a run differs, or what equal codes stand for.
@@ -57,9 +57,6 @@ class NonTensor:
     verdict: str
     text: str = ""
     counts: bool = False
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     def __str__(self) -> str:
         return f"{self.verdict}: {self.part} `{self.name}`{', ' if self.text else ''}{self.text}"

@@ -10,6 +10,7 @@ import numpy as np
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypothesis import ENOUGH, Mask
 from intarsia.checking.diagnosis.where.runs import MarkRuns
+from intarsia.document import Document, fields_of
 from intarsia.frozen import frozen, frozen_open
 from intarsia.layout import unravel
 from intarsia.mesh import Box, share
@@ -41,7 +42,7 @@ class AxisBlock:
 
 
 @frozen
-class AxisSpan:
+class AxisSpan(Document):
     """The indices of one axis with a difference: `[first, end)`, how many, and as ranges where few.
 
     `count` is None where the axis is too long to keep them.
@@ -53,12 +54,7 @@ class AxisSpan:
     ranges: tuple[tuple[int, int], ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "first": self.first,
-            "last": self.end - 1,
-            "count": self.count,
-            "ranges": [list(r) for r in self.ranges],
-        }
+        return fields_of(self, but=("end",)) | {"last": self.end - 1}
 
 
 @frozen

@@ -7,6 +7,7 @@ from typing import Any
 
 from intarsia.checking.diagnosis.where.elements import NAMED, AxisBlock, DifferingElements
 from intarsia.checking.diagnosis.where.runs import PAGE_BYTES
+from intarsia.document import Document
 from intarsia.frozen import frozen
 from intarsia.mesh import Box
 
@@ -14,7 +15,7 @@ Range = tuple[int, int]
 
 
 @frozen
-class DifferingChunk:
+class DifferingChunk(Document):
     """What differs in one chunk of a stored tensor, and its bytes `[start_bytes, end_bytes)`.
 
     The bytes are None where no file holds the elements.  `held` counts those that the chunk has
@@ -66,7 +67,7 @@ class DifferingChunk:
 
 
 @frozen
-class DifferingChunks:
+class DifferingChunks(Document):
     """The chunks of one side with a difference, the first of them, and how many there are more.
 
     `unseen` counts those that were not looked at, being too many.
@@ -75,10 +76,6 @@ class DifferingChunks:
     chunks: tuple[DifferingChunk, ...] = ()
     more: int = 0
     unseen: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        chunks = [chunk.as_json() for chunk in self.chunks]
-        return {"chunks": chunks, "more": self.more, "unseen": self.unseen}
 
     def __str__(self) -> str:
         if self.unseen:
@@ -89,7 +86,7 @@ class DifferingChunks:
 
 
 @frozen
-class Whereabouts:
+class Whereabouts(Document):
     """Where the differences of one tensor lie: which elements, and the chunks of either side with some.
 
     `files` are those whose chunks differ, of the side `holder`, and `dense` says that these chunks
