@@ -21,6 +21,7 @@ from intarsia.live.report import Counts
 from intarsia.live.saving.packs import Pack, packs_of
 from intarsia.live.saving.snapshot import Snapshot, snapshot
 from intarsia.live.saving.unchanged import LivingObjects, Look
+from intarsia.run.large_pages import ask_for_large_pages
 
 if TYPE_CHECKING:
     import torch
@@ -123,6 +124,7 @@ def _copied(memory: Memory) -> Memory:
         for name, x in alone.items()
         if name not in held
     }
+    ask_for_large_pages((x.data_ptr(), x.data_ptr() + x.nbytes) for x in made.values())
     every = {**packed, **held, **made}
     copies = {name: every[name] for name in memory}
     _copy(copies, memory)
