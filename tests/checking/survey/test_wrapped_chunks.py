@@ -87,6 +87,15 @@ def test_a_sound_checkpoint_is_looked_at_together(
     assert len(checks) == 4, "one for each shape of a chunk"
 
 
+def test_a_tensor_may_have_as_many_axes_as_numpy_allows(tmp_path: Path) -> None:
+    shape = (4, *[1] * 61, 6, 5)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    hub = write_hf(tmp_path / "hub", {"x.weight": x, "y.weight": -x}, None)
+    intarsia.convert(hub, tmp_path / "dcp", to="dcp", mesh="fsdp=2")
+    assert intarsia.verify(tmp_path / "dcp")
+    assert intarsia.verify(hub, tmp_path / "dcp")
+
+
 def told(path: Path) -> tuple[Any, Any]:
     found = intarsia.verify(path, workers=1)
     return [fault.as_json() for fault in found.faults], found.notes

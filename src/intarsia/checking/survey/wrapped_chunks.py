@@ -100,7 +100,9 @@ def _bring_group(
     items, count = group.items, len(group.items)
     stored = items[0].stored
     bits = bits_dtype(stored.dtype)
-    whole = group.rows.view(bits).reshape(count, *stored.shape)
+    # An axis of the items comes before their own, and NumPy has no more axes than one of them may have.
+    axes = [axis for axis, n in enumerate(stored.shape) if n > 1]
+    whole = group.rows.view(bits).reshape(count, *[stored.shape[axis] for axis in axes])
     sound, unsealed = np.ones(count, np.bool_), np.zeros(count, np.int64)
     for number, chunk in enumerate(items[0].chunks):
         at = next(places)
@@ -110,7 +112,8 @@ def _bring_group(
         found = np.fromiter(map(crc32, held), np.uint32, count)
         sound &= (starts >= 0) & ((found == said) | (said == 0))
         unsealed += said == 0
-        whole[(slice(None), *chunk.box.slices)] = held.view(bits).reshape(count, *chunk.box.shape)
+        part = whole[(slice(None), *[chunk.box.slices[axis] for axis in axes])]
+        part[...] = held.view(bits).reshape(part.shape)
     return Brought(sound, unsealed)
 
 
