@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from itertools import product
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType, fully_shard
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    ShardingStrategy,
+    StateDictType,
+    fully_shard,
+)
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import intarsia
@@ -23,15 +29,15 @@ from tests.distributed.ranks import on_ranks
 from tests.distributed.small_model import build, optimizer_of, step, whole
 
 
-def fsdp1(seed: int, kind: StateDictType, *, original: bool) -> Any:
+def fsdp1(seed: int, kind: StateDictType, *, original: bool, shard: bool = True) -> Any:
     warnings.simplefilter("ignore")
     model = build(seed, "")
-    model.blocks[0] = FullyShardedDataParallel(
-        model.blocks[0], use_orig_params=original, device_id=torch.device("cpu")
-    )
+    how: dict[str, Any] = {"use_orig_params": original, "device_id": torch.device("cpu")}
+    how |= {} if shard else {"sharding_strategy": ShardingStrategy.NO_SHARD}
+    model.blocks[0] = FullyShardedDataParallel(model.blocks[0], **how)
     for p in () if original else model.parameters():
         p.requires_grad_(True)  # the parts of a flat parameter want gradients together
-    model = FullyShardedDataParallel(model, use_orig_params=original, device_id=torch.device("cpu"))
+    model = FullyShardedDataParallel(model, **how)
     FullyShardedDataParallel.set_state_dict_type(model, kind)
     return model
 
@@ -75,16 +81,16 @@ def groups(model: Any, lr: float) -> torch.optim.Optimizer:
 
 def _fsdp1_resumed(folder: Path) -> None:
     kind = StateDictType.SHARDED_STATE_DICT
-    for original in (True, False):
-        model = fsdp1(1, kind, original=original)
+    for at, (original, shard) in enumerate(product((True, False), repeat=2)):
+        model = fsdp1(1, kind, original=original, shard=shard)
         optimizer = groups(model, 0.03)
         for number in range(2):
             step(model, optimizer, number)
-        intarsia.save(folder / f"flat{original}", model, optimizer)
+        intarsia.save(folder / f"flat{at}", model, optimizer)
         losses = [step(model, optimizer, number) for number in (2, 3)]
-        other = fsdp1(2, kind, original=original)
+        other = fsdp1(2, kind, original=original, shard=shard)
         fresh = groups(other, 0.5)
-        report = intarsia.load(folder / f"flat{original}", other, fresh)
+        report = intarsia.load(folder / f"flat{at}", other, fresh)
         assert report.complete
         assert [g["lr"] for g in fresh.param_groups] == [0.03, 0.06]
         assert [step(other, fresh, number) for number in (2, 3)] == losses

@@ -48,7 +48,7 @@ class ShardRange:
 
 @dataclass(frozen=True)
 class Fsdp1Unit:
-    """The parameters that FSDP1 shards together, and the group of ranks that share them."""
+    """The parameters that FSDP1 shards together, and the group of ranks that share them; None where each rank has all."""
 
     spans: Sequence[ShardRange]
     group: Any
@@ -203,7 +203,7 @@ def _units(module: Any) -> Iterator[Fsdp1Unit]:
             begin, size = info.intra_param_start_idx or 0, info.numel_in_shard or 0
             spans.append(ShardRange(known, held, tuple(shape), where, begin, size))
         managed.add(clean(f"{start}_flat_param"))
-        yield Fsdp1Unit(spans, handle.process_group)
+        yield Fsdp1Unit(spans, handle.process_group if handle.uses_sharded_strategy else None)
     loose = [
         ShardRange(name, p, tuple(p.shape), 0, 0, p.numel())
         for name, p in named.items()
