@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from inspect import Parameter, Signature
 from io import StringIO
@@ -18,6 +19,9 @@ from intarsia.errors import UsageError
 
 _WrongCall: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
 """Typer's error of a wrong call, such as one with a wrong parameter."""
+
+_COMPLETING = "_INTARSIA_COMPLETE"
+"""What a shell sets that asks for completions."""
 
 
 def _version(asked: bool) -> None:
@@ -84,9 +88,11 @@ def status_of(words: list[str], names: Sequence[str] = NAMES) -> int:
     status = None
     try:
         with to_stdout(is_all=True):
-            status = app(names)(words, standalone_mode=False)
-    except SystemExit:  # Typer's, where the reader of a help page has seen enough
-        return 0
+            status = app(names)(words, prog_name="intarsia", standalone_mode=False)
+    except SystemExit as end:  # Typer's
+        if _COMPLETING in os.environ:  # fish goes by the status: 1 where it is to complete files
+            return int(end.code or 0)
+        return 0  # the reader of a help page has seen enough
     except _WrongCall as error:
         return _called_wrongly(error)
     if status == 130:  # an interrupt, which Typer does not report
