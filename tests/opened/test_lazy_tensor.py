@@ -105,6 +105,16 @@ def test_every_element_type_is_an_array_or_refused(opened: intarsia.Checkpoint) 
             assert array.tobytes() == bits(tensor), name
 
 
+@pytest.mark.parametrize("take", [torch.as_tensor, torch.tensor, torch.asarray, torch.from_dlpack])
+def test_torch_takes_it_for_the_array_that_it_is(
+    opened: intarsia.Checkpoint, take: Callable[[Tensor], torch.Tensor]
+) -> None:
+    for name, tensor in (matrix() | {"w": W}).items():
+        found = take(opened[name])
+        assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape), name
+        assert bits(found) == bits(tensor), name
+
+
 def test_it_is_gone_through_row_by_row(opened: intarsia.Checkpoint, lazy: Tensor) -> None:
     assert torch.equal(torch.stack(list(lazy)), W)
     scalar = opened["float32.scalar"]

@@ -118,6 +118,13 @@ class Tensor:
         raw = self._read(Box.whole(self.shape)).view(kind).reshape(self.shape)
         return raw if dtype is None else raw.astype(dtype, copy=False)
 
+    def __dlpack__(self, **asked: Any) -> Any:
+        """All elements for `torch.as_tensor` and others that take DLPack; else they would go row by row."""
+        return self[...].__dlpack__(**asked)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0  # the CPU, by DLPack's numbers
+
     def tobytes(self) -> bytes:
         """The bytes of all elements, in row-major order."""
         return self._read(Box.whole(self.shape)).tobytes()
