@@ -167,6 +167,46 @@ def test_a_training_of_fsdp1_goes_on_in_fsdp2_and_in_one_process(tmp_path: Path)
     on_ranks(2, _fsdp1_elsewhere, tmp_path)
 
 
+def with_batch_norm(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+
+
+def normed(seed: int, *, sends: bool = True) -> Any:
+    """A model in DDP with a batch norm, whose buffers are of each rank's own batch after a step."""
+    return nn.parallel.DistributedDataParallel(with_batch_norm(seed), broadcast_buffers=sends)
+
+
+def _saved_buffers_of_ddp(folder: Path) -> None:
+    rank, sender = dist.get_rank(), normed(1)
+    for model in (sender, alone := normed(1, sends=False)):
+        torch.manual_seed(min(rank, 1))
+        for _ in range(2):
+            model(torch.randn(5, 4)).sum().backward()
+    without_first = dist.new_group([1, 2])
+    for first, group in ((0, None), (1, without_first)):
+        if rank < first:
+            continue
+        told = {n: x.clone() for n, x in sender.module.state_dict().items()}
+        for x in told.values():
+            dist.broadcast(x, first, group=group)
+        given = (sender, torch.compile(sender, backend="eager"), {"model": sender})
+        for at, what in enumerate(given * 2):
+            path = folder / f"{first} {at}"
+            saved = intarsia.save(path, what, background=at > 2, group=group)
+            assert at < 3 or saved.wait()
+            into = with_batch_norm(2)
+            assert intarsia.load(path, into=into, group=group).complete
+            found = into.state_dict()
+            assert all(torch.equal(found[n], x) for n, x in told.items())
+    with pytest.raises(IntarsiaError, match=r"`1.running_mean` .* differs between rank 0 and rank"):
+        intarsia.save(folder / "refused", alone)
+
+
+def test_buffers_that_ddp_sends_are_saved_as_its_first_rank_has_them(tmp_path: Path) -> None:
+    on_ranks(3, _saved_buffers_of_ddp, tmp_path)
+
+
 def wrapped(seed: int, how: str) -> nn.Module:
     """The small model under FSDP2, with wrappers round some of its layers."""
     model: Any = build(seed, "")

@@ -149,6 +149,13 @@ class ModelContents:
         return {p + n: again for p, h in self.modules.items() for n, again in h.adapters.items()}
 
     @property
+    def sent(self) -> dict[str, int]:
+        """The buffers that DDP sends from one rank to all others before each step, and that rank."""
+        return {
+            prefix + n: rank for prefix, h in self.modules.items() for n, rank in h.sent.items()
+        }
+
+    @property
     def names_of_peft(self) -> dict[str, str]:
         """For each name the one that PEFT's own state dict has, where PEFT is at work."""
         return {

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
@@ -104,6 +105,19 @@ class ModuleState:
             return {}
         spelled = own_name(self.module, with_peft=True)
         return {name: spelled(key) for key, name in self.names.items()}
+
+    @property
+    def sent(self) -> dict[str, int]:
+        """The buffers that DDP sends from one rank to all others before each step, and that rank."""
+        found: dict[str, int] = {}
+        for path, each in self.module.named_modules() if self.wrappers.data_parallel else ():
+            # With a hook, it is the hook that says what becomes of them.
+            if getattr(each, "broadcast_buffers", False) and not hasattr(each, "buffer_hook"):
+                first = dist.get_global_rank(each.process_group, 0)
+                for name, _ in each.module.named_buffers(remove_duplicate=False):
+                    if name not in each.parameters_to_ignore:
+                        found[self.clean(full_name(path, f"module.{name}"))] = first
+        return found
 
     def set_extra(self, name: str, value: Any) -> None:
         """Give the module of that name its extra state."""

@@ -82,6 +82,7 @@ def check_replicas(sums: Sequence[Mapping[Key, int]]) -> None:
                 raise CoverageError(
                     f"`{name}` {box} differs between rank {first} and rank {rank}, and no"
                     " DTensor says which rank owns it",
-                    hint="make it a DTensor whose placements say how ranks differ, or give it a name"
-                    " of its own on each rank; nothing was committed",
+                    hint="give a DDP model in its wrapper (of buffers that it broadcasts, its first rank's are"
+                    " saved), or make it a DTensor whose placements say how ranks differ, or give it a name of"
+                    " its own on each rank; nothing was committed",
                 )

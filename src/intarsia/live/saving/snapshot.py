@@ -45,6 +45,8 @@ class Snapshot:
     """The identity of the live tensor that each of `memory` is of, where all of them have one."""
     nesting: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The keys above each tensor that lay in a dict of the one that was given."""
+    sent: Mapping[str, int] = field(default_factory=dict)
+    """The rank of the whole job whose numbers of a tensor are those of all."""
 
     @cached_property
     def parts(self) -> list[HeldPart]:
@@ -111,7 +113,9 @@ def snapshot(
             f"{len(empty)} tensors are on `meta`, so there is nothing to save of them: {few(empty, 4)}",
             hint="load the model, or give it memory and initialise it",
         )
-    return Snapshot(memory, cut, entries, given, lent, counts, identities, contents.nesting)
+    return Snapshot(
+        memory, cut, entries, given, lent, counts, identities, contents.nesting, contents.sent
+    )
 
 
 def check_config(config: Any) -> None:

@@ -61,7 +61,8 @@ def write(
     with team.together() as statements:
         if team.rank == 0:
             staging.check()
-        statement = _statement(what, team)
+        parts = _own_parts(what, team)
+        statement = _statement(what, parts, team)
         statements.value = statement.digest, {"destination": str(real(staging.destination))}
     check_alike([facts for _, facts in statements.values])
     statements_of = [digest for digest, _ in statements.values]
@@ -75,7 +76,7 @@ def write(
                 staging.await_folder(folder)  # of a run that was killed there may be another
             digests = SaveDigests.of(outline.tensors, outline.config, outline.paths)
             writer = _Writer(staging, digests)
-            sums.value = writer.write(what, task, workers, progress)
+            sums.value = writer.write(parts, task, workers, progress)
             if team.rank:
                 staging.sync()
         with team.together():
@@ -107,9 +108,15 @@ def write(
     )
 
 
-def _statement(what: Snapshot, team: Crew) -> Statement:
+def _own_parts(what: Snapshot, team: Crew) -> list[HeldPart]:
+    """The boxes of this rank, without those of tensors of which another rank that saves here has the numbers."""
+    ranks = {name: team.numbers_of((rank,)) for name, rank in what.sent.items()}
+    return [part for part in what.parts if ranks.get(part.name, ()) in ((), (team.rank,))]
+
+
+def _statement(what: Snapshot, own_parts: Sequence[HeldPart], team: Crew) -> Statement:
     ranks = cache(team.numbers_of)
-    parts = [(part, ranks(part.proof)) for part in what.parts]
+    parts = [(part, ranks(part.proof)) for part in own_parts]
     return Statement.of(parts, what.entries, what.extra, what.config, what.nesting)
 
 
@@ -150,14 +157,14 @@ class _Writer:
     digests: SaveDigests | None
 
     def write(
-        self, what: Snapshot, task: RankTask, workers: int, progress: Progress | None
+        self, parts: Sequence[HeldPart], task: RankTask, workers: int, progress: Progress | None
     ) -> tuple[dict[Key, int], Sums]:
         """Write what is this rank's to write: checksums of boxes whose replicas are to be compared, sums."""
-        todo = [*zip(what.parts, task.slots, task.unproven, strict=True)]
+        todo = [*zip(parts, task.slots, task.unproven, strict=True)]
         done = share_out(
             todo, workers, self._write, progress=progress, nbytes=lambda one: one[0].nbytes
         )
-        both = zip(what.parts, done, strict=True)
+        both = zip(parts, done, strict=True)
         crcs = {(part.name, part.box): crc for part, (crc, _) in both if crc is not None}
         return crcs, merged_sums(sums for _, sums in done)
 
