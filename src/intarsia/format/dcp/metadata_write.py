@@ -179,7 +179,7 @@ class Emitter:
         for name, object_ in meta.objects.items():
             out.append(names[name] + op.object)
             stored.append(self.object_place(names[name], file_of[object_.file], object_))
-        out += [op.planned, *planned(meta.paths, names, texts), op.stored, *stored, op.last]
+        out += [op.planned, *_planned(meta.paths, names, texts), op.stored, *stored, op.last]
         # One frame: a reader then takes in all of it at once, not opcode by opcode.
         out[:0] = FRAME, sum(map(len, out)).to_bytes(8, "little")
         return out
@@ -203,7 +203,7 @@ class Emitter:
         return op.key + name + op.hint + b"N" + place + op.length + _int(object_.length_bytes) + END
 
 
-def planned(
+def _planned(
     paths: Mapping[str, tuple[str | int, ...]],
     names: Mapping[str, bytes],
     texts: Mapping[str, bytes],
