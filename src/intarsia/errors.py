@@ -40,7 +40,8 @@ def few_lines(texts: Sequence[str], most: int = 8) -> str:
 def check_flags(**given: object) -> None:
     """Raise where what is to be true or false is anything else: Python takes text for true, even "no"."""
     for name, value in given.items():
-        if value not in (True, False):  # NumPy's are equal to these
+        # NumPy's are equal to these; an array of them has no single answer.
+        if getattr(value, "shape", ()) != () or value not in (True, False):
             raise UsageError(
                 f"`{name}` is {value!r} of type {type(value).__name__}", hint="give True or False"
             )

@@ -46,6 +46,35 @@ def test_a_flag_is_true_or_false(call: str, flag: str, saved: Path, tmp_path: Pa
     CALLS[call](saved, tmp_path / "out", **{flag: np.False_})
 
 
+ARRAY: Any = np.ones(2)
+
+
+@pytest.mark.parametrize("flag", FLAGS["save"])
+def test_an_array_is_no_flag(flag: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=rf"`{flag}` is array\(.*of type ndarray"):
+        CALLS["save"](None, tmp_path / "out", **{flag: ARRAY})
+
+
+def test_an_array_is_no_path() -> None:
+    with pytest.raises(UsageError, match=r"found array.* of type ndarray"):
+        intarsia.open(ARRAY)
+
+
+@pytest.mark.parametrize("name", [3, None, ["weight"], b"weight"], ids=repr)
+def test_the_name_of_a_tensor_is_text(name: Any, saved: Path) -> None:
+    with pytest.raises(UsageError, match="a tensor's name is text, found"):
+        intarsia.explain(saved, name)
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh", "wrong"),
+    [(3, 4, "model"), (nn.Linear, 4, "model"), (nn.Linear(2, 2), 4, "mesh")],
+)
+def test_only_a_model_is_put_on_only_a_mesh(model: Any, mesh: Any, wrong: str) -> None:
+    with pytest.raises(UsageError, match=f"^`{wrong}` is "):
+        intarsia.parallelize(model, mesh)
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_progress_is_a_function(call: str, saved: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="`progress` is 'yes' of type str"):

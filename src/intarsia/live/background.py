@@ -134,7 +134,9 @@ def save(
     taken; one save is under way at a time.  What went wrong is raised by `wait()` or by the next
     save or load; the process does not end before its saves, and fails if one failed unnoticed.
     """
-    check_flags(background=background, overwrite=overwrite, latest=latest or False)
+    check_flags(
+        background=background, overwrite=overwrite, latest=False if latest is None else latest
+    )
     with _one_at_a_time if background else nullcontext():
         finish_last()
         started = time.perf_counter()

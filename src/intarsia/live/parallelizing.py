@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
-from intarsia.errors import UsageError
+from intarsia.errors import UsageError, check_flags
 from intarsia.live.parallel.agreement import assert_same_model
 from intarsia.live.parallel.experts import Experts, expert_modules, place
 from intarsia.live.parallel.features_apart import check_features_apart
@@ -48,6 +48,13 @@ def parallelize(
         mesh = init_device_mesh("cuda", (4, 8), mesh_dim_names=("dp", "ep"))
         model = parallelize(AutoModelForCausalLM.from_config(config), mesh)
     """
+    check_flags(expert_fsdp=expert_fsdp)
+    for name, given, kind in (("model", model, nn.Module), ("mesh", mesh, DeviceMesh)):
+        if not isinstance(given, kind):
+            raise UsageError(
+                f"`{name}` is {given!r} of type {type(given).__name__}",
+                hint=f"give a torch {kind.__name__}, as in parallelize(model, init_device_mesh(...))",
+            )
     roles = Roles.of(mesh, tp=tp, ep=ep, fsdp=fsdp, replicate=replicate)
     _refuse_parallel(model)
     experts = expert_modules(model, roles, expert_axis)

@@ -121,6 +121,11 @@ def explain(
 
     `tensor` is its logical name or its name on disk; one that cannot be read is refused.
     """
+    if not isinstance(tensor, str):
+        raise UsageError(
+            f"a tensor's name is text, found {tensor!r} of type {type(tensor).__name__}",
+            hint="intarsia inspect --tensors lists them",
+        )
     where = Mesh.parse(mesh) if mesh else None
     manifest = read_manifest(path, config, section=section)
     held = _held(manifest, tensor)

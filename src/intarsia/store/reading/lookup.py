@@ -25,7 +25,7 @@ P = TypeVar("P", bound=PurePath)
 
 def given(path: str | PurePath) -> PurePath:
     """The name that a user gives: a URL of a known store, or a local path, `~` being the home folder."""
-    if path == "":
+    if isinstance(path, str) and not path:
         raise UsageError("the path is empty", hint="give `.` for the working folder")
     where = named(path)
     try:
