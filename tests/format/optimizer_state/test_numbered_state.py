@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 import intarsia
-from intarsia.errors import FormatError, IntarsiaError
+from intarsia.errors import FormatError, IntarsiaError, SectionError
 from intarsia.format.registry import read_manifest
 from tests.checkpoints import model, qwen3_config, read_dcp, read_hf, write_dcp
 from tests.live.megatron_fsdp_cases import hf_with_optimizer, to_fsdp
@@ -129,8 +131,17 @@ def test_a_number_beside_the_model_is_no_parameter_of_its_optimizer(tmp_path: Pa
     assert torch.equal(moment, into.state[other.weight]["exp_avg"])
 
 
-def test_a_second_part_beside_the_model_may_be_what_the_optimizer_trains(tmp_path: Path) -> None:
-    backbone, head = torch.nn.Linear(3, 2), torch.nn.Sequential(torch.nn.Linear(3, 2))
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        (2, r"may be that of any of these.*\n  model\n  head\n  hint"),
+        (4, r"counting head\.0\.weight, head\.0\.bias, saved beside it"),
+    ],
+)
+def test_a_second_part_beside_the_model_may_be_what_the_optimizer_trains(
+    rows: int, why: str, tmp_path: Path
+) -> None:
+    backbone, head = torch.nn.Linear(3, 2), torch.nn.Sequential(torch.nn.Linear(3, rows))
     optimizer = torch.optim.AdamW(head.parameters())
     head(torch.ones(1, 3)).sum().backward()
     optimizer.step()
@@ -139,7 +150,79 @@ def test_a_second_part_beside_the_model_may_be_what_the_optimizer_trains(tmp_pat
     with intarsia.open(src) as found:
         assert "optimizer.exp_avg.0" in found
         assert "optimizer.exp_avg.weight" not in found
-    with pytest.raises(
-        FormatError, match=r"counting head\.0\.weight, head\.0\.bias, saved beside it"
-    ):
+    with pytest.raises(IntarsiaError, match=why):
         intarsia.load(src, into=backbone, optimizer=torch.optim.AdamW(backbone.parameters()))
+
+
+def trained(part: torch.nn.Module, names: bool = False) -> torch.optim.AdamW:
+    optimizer = torch.optim.AdamW(part.named_parameters() if names else part.parameters())
+    part(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("form", ["numbers", "numbers with names", "names"])
+def test_state_that_fits_the_model_and_a_part_beside_it_is_refused(
+    form: str, tmp_path: Path
+) -> None:
+    model, head = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    optimizer = trained(head, names=form == "numbers with names")
+    state = optimizer.state_dict()
+    if form == "names":
+        state = get_optimizer_state_dict(head, optimizer)
+    held = {"model": model.state_dict(), "head": head.state_dict(), "optimizer": state}
+    src = write_dcp(tmp_path / "a", held)
+    into = torch.optim.AdamW(model.parameters())
+    with pytest.raises(SectionError, match=r"(?s)may be that of any of these.*model\n  head") as no:
+        intarsia.load(src, into=model, optimizer=into)
+    assert "--section model,optimizer" in str(no.value.hint)
+    other = torch.nn.Linear(3, 2)
+    into = torch.optim.AdamW(other.parameters())
+    intarsia.load(src, into=other, optimizer=into, section=("head", "optimizer"))
+    assert torch.equal(other.weight, head.weight)
+    for kind, x in optimizer.state[head.weight].items():
+        assert torch.equal(into.state[other.weight][kind], x)
+
+
+@pytest.mark.parametrize("word", ["ema", "best_model", "model_swa"])
+def test_state_beside_a_copy_of_the_model_is_the_models(word: str, tmp_path: Path) -> None:
+    model, copy = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    held = {"model": model.state_dict(), word: copy.state_dict(), "optimizer": trained(model).state_dict()}  # fmt: skip
+    with intarsia.open(write_dcp(tmp_path / "a", held)) as found:
+        assert "optimizer.exp_avg.weight" in found
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_names_lead_to_a_part_beside_the_model(numbered: bool, tmp_path: Path) -> None:
+    model, head = torch.nn.Linear(3, 2), torch.nn.Sequential(torch.nn.Linear(3, 2))
+    optimizer = trained(head, names=True)
+    state = optimizer.state_dict() if numbered else get_optimizer_state_dict(head, optimizer)
+    wider = torch.nn.Sequential(torch.nn.Linear(3, 4)).state_dict()
+    held = {"model": model.state_dict(), "head": head.state_dict(), "optimizer": state, "more": wider}  # fmt: skip
+    with intarsia.open(write_dcp(tmp_path / "a", held)) as found:
+        assert "optimizer.exp_avg.weight" not in found
+        moment = found["optimizer.exp_avg.head.0.weight"][:]
+    assert torch.equal(moment, optimizer.state[head[0].weight]["exp_avg"])
+
+
+def test_full_names_lead_to_a_part_that_is_left_out(tmp_path: Path) -> None:
+    model, head = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    state = trained(torch.nn.Sequential(OrderedDict(head=head)), names=True).state_dict()
+    held = {"model": model.state_dict(), "head": head.state_dict(), "optimizer": state}
+    src = write_dcp(tmp_path / "a", held)
+    with pytest.raises(SectionError, match="the state of optimizer is that of head"):
+        intarsia.load(src, into=model, optimizer=torch.optim.AdamW(model.parameters()))
+    with intarsia.open(src, section=("head", "optimizer")) as found:
+        assert "optimizer.exp_avg.weight" in found
+
+
+def test_numbers_of_two_parts_alike_may_be_in_either_order(tmp_path: Path) -> None:
+    model, head = torch.nn.Linear(3, 2), torch.nn.Sequential(torch.nn.Linear(3, 2))
+    optimizer = torch.optim.AdamW([*head.parameters(), *model.parameters()])
+    (model(torch.ones(1, 3)) + 2 * head(torch.ones(1, 3))).sum().backward()
+    optimizer.step()
+    held = {"model": model.state_dict(), "head": head.state_dict(), "optimizer": optimizer.state_dict()}  # fmt: skip
+    with intarsia.open(write_dcp(tmp_path / "a", held)) as found:
+        assert "optimizer.exp_avg.0" in found
+        assert "optimizer.exp_avg.weight" not in found
+        assert "model, then head\n  head, then model" in str(found.manifest.state_unclear)

@@ -12,7 +12,7 @@ from pathlib import PurePath
 from typing import Any
 
 from intarsia.errors import FormatError, few
-from intarsia.family import Table, table_for
+from intarsia.family import table_for
 from intarsia.format.base import Arrangement, HeldTarget, WriteOptions
 from intarsia.format.complaint import Complain, Complaint, going_on, refuse
 from intarsia.format.dcp.accelerate import below, is_accelerate, model_subfolders, saved_apart
@@ -20,23 +20,15 @@ from intarsia.format.dcp.archives import Archives, stored_record
 from intarsia.format.dcp.data_files import open_metadata
 from intarsia.format.dcp.entries import entries_of, with_given
 from intarsia.format.dcp.metadata import METADATA, Metadata
+from intarsia.format.dcp.parameters_of_state import StateParameters, parameters_of_state
 from intarsia.format.dcp.write import arrange, file_of, lay_out
 from intarsia.format.folder.side_files import HEADERS
 from intarsia.format.folder.stored_config import choose_config
 from intarsia.format.hf.safetensors_metadata import as_file, kept_metadata
-from intarsia.format.naming.find_sections import known_name_in
 from intarsia.format.naming.logical_names import divided, name_tensors
 from intarsia.format.naming.quantised_names import MODELOPT, modelopt_of
 from intarsia.format.naming.section import TOP
 from intarsia.format.naming.sections import Sections
-from intarsia.format.naming.wrappers import bare, without_wrappers
-from intarsia.format.optimizer_state.numbered_state import (
-    NumberedState,
-    give_names,
-    group_lists,
-    parameters_by_number,
-)
-from intarsia.format.optimizer_state.optimizer_names import state_in, unnumbered_error
 from intarsia.planning.manifest import Manifest, SavedStateDict, Target
 from intarsia.state.names import StateName
 from intarsia.store.reading.folder import Folder
@@ -77,15 +69,23 @@ class Dcp(Archives):
         objects, paths = metadata.objects, metadata.paths
         tensors = {s.name: s for s in map(stored_record, metadata.tensors.values())}
         sections = divided(tensors, config, str(path), section, objects=objects, paths=paths)
-        numbers, by_order, unclear = dict[str, str](), False, None
+        of_state = StateParameters({})
         with Folder(path) as folder:
             with going_on(complain):
-                numbers, by_order, unclear = numbered_parameters(
-                    folder, metadata, sections, table_for(config)
+                of_state = parameters_of_state(
+                    folder, metadata, sections, table_for(config), section
                 )
-            entries, in_memory_files = entries_of(folder, metadata, sections, numbers)
+            if of_state.whose is not None:
+                sections = replace(sections, optimizer=None, unclear=of_state.whose)
+            entries, in_memory_files = entries_of(folder, metadata, sections, of_state.names)
         named = name_tensors(
-            tensors, config, str(path), complain, modelopt, sections=sections, numbers=numbers
+            tensors,
+            config,
+            str(path),
+            complain,
+            modelopt,
+            sections=sections,
+            numbers=of_state.names,
         )
         return Manifest(
             format=self.name,
@@ -100,11 +100,11 @@ class Dcp(Archives):
             inventory=named.inventory,
             absent=named.absent,
             problems=named.problems,
-            notes=(*named.notes, *said, *_remarks(numbers, by_order, unclear)),
+            notes=(*named.notes, *said, *_remarks(of_state)),
             section=tuple(section),
             saved=_as_saved(saved, sections) if saved else None,
-            state_unclear=unclear or named.unclear,
-            state_by_order=by_order,
+            state_unclear=of_state.unclear or named.unclear,
+            state_by_order=of_state.by_order,
             quantised=named.quantised,
             metadata=metadata_kept,
         )
@@ -201,54 +201,13 @@ def spell(name: str) -> str:
     return state.as_torch if state else name
 
 
-def numbered_parameters(
-    folder: Folder, metadata: Metadata, sections: Sections, table: Table | None
-) -> tuple[dict[str, str], bool, FormatError | None]:
-    """The parameters of the optimizer's numbered states, whether by their order alone, and why they are not known."""
-    root = sections.optimizer
-    if root is None:
-        return {}, False, None
-    tensors = metadata.tensors
-    states = [
-        NumberedState(name, state.parameter, tensors[name].shape)
-        for name, of in sections.state.items()
-        if of == root and (state := state_in(name, root)) and state.parameter.isdecimal()
-    ]
-    groups = group_lists(folder, metadata, root)
-    if not states and not any(type(n) is int for g in groups for n in g.get("params") or ()):
-        return {}, False, None
-    order = {
-        sections.names[name]: tensors[name].shape
-        for name in metadata.paths
-        if name in sections.names and tensors[name].dtype.floating
-    }
-    beside = [
-        sections.names[name]
-        for name, path in metadata.paths.items()
-        if name in sections.names and not sections.is_models(name, path)
-    ]
-
-    def named(name: str) -> str:
-        plain = bare(name)
-        return without_wrappers(plain, order) or (known_name_in(plain, order) or ("", plain))[1]
-
-    try:
-        tied = table.tied if table else ()
-        numbers = parameters_by_number(states, groups, order, named, tied, beside)
-        return numbers, bool(states) and not give_names(groups), None
-    except FormatError as why:
-        return {}, False, unnumbered_error(why.brief, str(folder.root)) if states else None
-
-
-def _remarks(
-    numbers: Mapping[str, str], by_order: bool, unclear: FormatError | None
-) -> Iterator[str]:
-    if numbers:
-        yield f"the optimizer's state is numbered: {len(numbers)} numbers are parameters by name here"
-    if by_order:
+def _remarks(state: StateParameters) -> Iterator[str]:
+    if numbers := sum(map(str.isdecimal, state.names)):
+        yield f"the optimizer's state is numbered: {numbers} numbers are parameters by name here"
+    if state.by_order:
         yield (
             "the numbers have no names: they are read in the order of the model's parameters, as"
             " in an optimizer made with model.parameters()"
         )
-    if unclear is not None:
-        yield unclear.brief
+    if state.unclear is not None:
+        yield state.unclear.brief

@@ -36,7 +36,8 @@ class Sections:
     """Every tensor of a state dict, divided.
 
     `names` are the model's tensors and those beside it that are carried, each with its name there;
-    `optimizer` is the root of the model's optimizer, and `unclear` why that is not known.
+    `others` are other models, by section the names of their tensors inside it; `optimizer` is the root of
+    the model's optimizer, and `unclear` why that is not known.
     """
 
     names: Mapping[str, str]
@@ -46,6 +47,7 @@ class Sections:
     label: str
     prefixes: tuple[str, ...]
     foreign: tuple[str, ...]
+    others: Mapping[str, Mapping[str, str]]
     inventory: tuple[InventoryItem, ...] = ()
     unclear: IntarsiaError | None = None
 
@@ -112,8 +114,9 @@ def divide(
     optimizer, unclear = _optimizer_of(roots, model, others, chosen, where)
     if [*names] != [*rest]:
         names = {name: names[name] for name in rest if name in names}
+    apart = {s.label: s.names for s in others}
     divided = Sections(
-        names, state, roots, optimizer, model.label, prefixes, foreign, unclear=unclear
+        names, state, roots, optimizer, model.label, prefixes, foreign, apart, unclear=unclear
     )
     return replace(
         divided,

@@ -53,7 +53,8 @@ def parameters_by_number(
     model's own name for one in `param_names`, `tied` need not be parameters of their own, nor need single
     numbers that were saved `beside` the model: a matrix there may be another one of the optimizer's.
     """
-    numbers = _by_name(groups, named) or _by_order(groups, order, tied, beside)
+    numbers = {number: named(name) for number, name in names_of_numbers(groups).items()}
+    numbers = numbers or _by_order(groups, order, tied, beside)
     for state in states:
         name = numbers.get(state.number)
         if name is None or name not in order:
@@ -88,17 +89,17 @@ def group_lists(folder: Folder, metadata: Metadata, root: str) -> list[dict[str,
     return [found[k] for k in sorted(found)]
 
 
-def give_names(groups: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether every group names each of its numbers."""
-    return all(len(g.get("param_names") or ()) == len(g.get("params") or ()) for g in groups)
+def is_buffer(name: str) -> bool:
+    """Whether a tensor of floating point has a name that only buffers have."""
+    return name.endswith(_BUFFERS)
 
 
-def _by_name(groups: Sequence[Mapping[str, Any]], named: Callable[[str], str]) -> dict[str, str]:
-    """The numbers by the names that the groups give; none where one group gives none."""
-    if not give_names(groups):
+def names_of_numbers(groups: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The names that the groups give their numbers; none where one group gives none."""
+    if any(len(g.get("param_names") or ()) != len(g.get("params") or ()) for g in groups):
         return {}
     return {
-        str(number): named(str(name))
+        str(number): str(name)
         for group in groups
         for number, name in zip(
             group.get("params") or (), group.get("param_names") or (), strict=True
@@ -118,7 +119,7 @@ def _by_order(
             f"{len(groups)} parameter groups give numbers, and none gives `param_names`"
         )
     numbers = groups[0].get("params") or []
-    ordered = [name for name in order if not name.endswith(_BUFFERS)]
+    ordered = [name for name in order if not is_buffer(name)]
     own = [name for name in ordered if name not in beside or order[name]]
     for every in (ordered, own):
         for names in ([name for name in every if name not in tied], every):

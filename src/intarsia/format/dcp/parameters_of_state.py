@@ -1,0 +1,116 @@
+"""The parameters that an optimizer's states are of: by the names and numbers of its groups, or by its own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from intarsia.errors import FormatError, IntarsiaError, SectionError
+from intarsia.family import Table
+from intarsia.format.dcp.metadata import Metadata
+from intarsia.format.naming.find_sections import known_name_in
+from intarsia.format.naming.section import TOP
+from intarsia.format.naming.sections import Sections
+from intarsia.format.naming.wrappers import bare, without_wrappers
+from intarsia.format.optimizer_state.numbered_state import (
+    NumberedState,
+    group_lists,
+    names_of_numbers,
+    parameters_by_number,
+)
+from intarsia.format.optimizer_state.optimizer_names import state_in, unnumbered_error
+from intarsia.format.optimizer_state.whose_state import Parts, may_be_trained
+from intarsia.frozen import frozen
+from intarsia.store.reading.folder import Folder
+
+
+@frozen
+class StateParameters:
+    """The parameter of each number, and of each name that is a part's beside the model, and whether by order alone.
+
+    `unclear` is why numbers are not known, `whose` why it is not known of which weights named state is.
+    """
+
+    names: Mapping[str, str]
+    by_order: bool = False
+    unclear: IntarsiaError | None = None
+    whose: IntarsiaError | None = None
+
+
+def parameters_of_state(
+    folder: Folder,
+    metadata: Metadata,
+    sections: Sections,
+    table: Table | None,
+    chosen: Collection[str],
+) -> StateParameters:
+    """The parameters of the states of the model's optimizer; `chosen` are the sections that the user names."""
+    root = sections.optimizer
+    if root is None:
+        return StateParameters({})
+    tensors = metadata.tensors
+    every = [
+        NumberedState(name, state.parameter, tensors[name].shape)
+        for name, of in sections.state.items()
+        if of == root and (state := state_in(name, root))
+    ]
+    states = [state for state in every if state.number.isdecimal()]
+    parts = _parts(metadata, sections, str(folder.root), asked=root.removesuffix(".") in chosen)
+    if len(states) < len(every):
+        try:
+            return StateParameters(parts.beside({s.number: s.number for s in every}, every))
+        except SectionError as why:
+            return StateParameters({}, whose=why)
+    groups = group_lists(folder, metadata, root)
+    if not states and not any(type(n) is int for g in groups for n in g.get("params") or ()):
+        return StateParameters({})
+    order = {
+        sections.names[name]: tensors[name].shape
+        for name in metadata.paths
+        if name in sections.names and tensors[name].dtype.floating
+    }
+    beside = [
+        sections.names[name]
+        for name, path in metadata.paths.items()
+        if name in sections.names and not sections.is_models(name, path)
+    ]
+
+    def named(name: str) -> str:
+        plain = bare(name)
+        if sections.foreign and plain.startswith(sections.foreign):
+            return plain
+        return without_wrappers(plain, order) or (known_name_in(plain, order) or ("", plain))[1]
+
+    tied, given = table.tied if table else (), names_of_numbers(groups)
+    try:
+        if not given and len(groups) == 1:
+            parts.refuse_two_orders(states, len(groups[0].get("params") or ()), tied)
+        numbers = parts.beside(given, states)
+        numbers = numbers or parameters_by_number(states, groups, order, named, tied, beside)
+        return StateParameters(numbers, by_order=bool(states) and not given)
+    except SectionError as why:
+        return StateParameters({}, unclear=why)
+    except FormatError as why:
+        unclear = unnumbered_error(why.brief, str(folder.root)) if states else None
+        return StateParameters({}, unclear=unclear)
+
+
+def _parts(metadata: Metadata, sections: Sections, where: str, *, asked: bool) -> Parts:
+    """The model and what may be trained beside it; without what is left out where the user named the optimizer, too."""
+    model = sections.label or TOP
+    keys: dict[str, dict[str, str]] = {model: {}}
+    for key, path in metadata.paths.items():
+        if key not in sections.names:
+            continue
+        if sections.is_models(key, path):
+            keys[model][sections.names[key]] = key
+        else:
+            keys.setdefault(str(path[0]), {})[bare(".".join(map(str, path[1:])))] = key
+    apart = {} if asked else sections.others
+    keys |= {label: {own: key for key, own in held.items()} for label, held in apart.items()}
+    tensors = metadata.tensors
+    held = {
+        label: {own: tensors[key].shape for own, key in of.items() if tensors[key].dtype.floating}
+        for label, of in keys.items()
+        if label == model or may_be_trained(label)
+    }
+    return Parts(held, model, frozenset(apart), str(sections.optimizer), where)
