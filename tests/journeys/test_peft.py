@@ -261,3 +261,18 @@ def test_a_model_inside_of_peft_lacks_nothing_and_is_to_be_merged_first(tmp_path
     torch.nn.init.zeros_(again.base_model.model.model.layers[0].self_attn.q_proj.weight)
     intarsia.load(run, into=again)
     assert_same(dict(again.state_dict()), dict(model.state_dict()))
+
+
+def test_tokens_that_never_came_leave_an_embeddings_adapter_as_it_began(tmp_path: Path) -> None:
+    model = adapted(target_modules=["embed_tokens", "q_proj"])
+    for name, x in model.named_parameters():
+        if "lora_embedding_A" in name:
+            torch.nn.init.normal_(x.data[:, :24])
+    model.save_pretrained(tmp_path)
+    assert intarsia.verify(tmp_path).sound
+    file = tmp_path / "adapter_model.safetensors"
+    tensors = load_file(file)
+    tensors[next(name for name in tensors if "lora_A" in name)][:, :8] = 0
+    save_file(tensors, file, {"format": "pt"})
+    (fault,) = intarsia.verify(tmp_path).faults
+    assert (fault.kind, fault.where) == ("zero-block", "columns [0:8)")

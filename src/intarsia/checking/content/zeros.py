@@ -32,7 +32,12 @@ _PADS_TO = 128
 _FEWEST_ROWS = 4
 """Fewer zero rows are neurons that died, unless they are all that a file holds of a rank."""
 
-_STARTS_AT_ZERO = re.compile(r"lora_(embedding_)?(B|up)\b|lora_B|ia3_l|\.gate_(attn|mlp)$")
+_TOKENS_IN_COLUMNS = re.compile(r"\.lora_embedding_A\b")
+"""What PEFT begins with as zeros, with a column for each token: those that never came stay so."""
+
+_STARTS_AT_ZERO = re.compile(
+    r"lora_(embedding_)?(B|up)\b|lora_B|ia3_l|\.gate_(attn|mlp)$|" + _TOKENS_IN_COLUMNS.pattern
+)
 """Adapters that are zero until they are trained, in some layers or in all."""
 
 _STARTS_EMPTY = ("bias", "running_mean")
@@ -55,6 +60,7 @@ def zero_block(
     if place.is_moment and place.is_rare:
         return  # tokens that never came and experts that were never chosen have none
     by_row = not (place.is_moment and place.layer is None)  # a table under any name is looked up
+    by_column = not _TOKENS_IN_COLUMNS.search(place.template)
     rare = place.is_rare and place.expert is None and "expert" not in place.template
     share = 16 if rare or place.is_moment else 64
     for word, runs, count, length, across in (
@@ -68,7 +74,7 @@ def zero_block(
         reach = [(lo, length if hi == tokens else hi) for lo, hi in runs]  # into rows that pad
         whole = {*chunks, *(r for r, to in zip(runs, reach, strict=True) if is_share(*to, length))}
         for (lo, hi), (_, end) in zip(runs, reach, strict=True):
-            if word == "rows" and not by_row:
+            if not (by_row if word == "rows" else by_column):
                 break
             chunk = (lo, hi) in chunks and not place.is_vocabulary
             enough = hi - lo >= max(_FEWEST_ROWS, length // share) and is_share(lo, end, length)
