@@ -31,7 +31,7 @@ class StretchOfItem:
 
     @property
     def nbytes(self) -> int:
-        return self.stretch.size * self.survey.item.stored.dtype.itemsize
+        return self.stretch.box.size * self.survey.item.stored.dtype.itemsize
 
 
 Step = StretchOfItem | SmallItems

@@ -22,9 +22,8 @@ from intarsia.checking.survey.matrix_sums import MatrixSums
 from intarsia.checking.survey.stretches import (
     Block,
     ChunkStretch,
+    block_of,
     blocks_of,
-    cut_stretches,
-    whole_block,
 )
 from intarsia.checking.survey.wrapped_chunks import KnownChunks
 from intarsia.errors import IntarsiaError
@@ -35,6 +34,7 @@ from intarsia.layout import clip
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored
 from intarsia.planning.proof import prover_of
 from intarsia.planning.proof.links import Links
+from intarsia.planning.window import windows
 from intarsia.run.gather import gather
 from intarsia.run.located import locate_chunk
 from intarsia.run.reads import Fill
@@ -131,7 +131,8 @@ class ItemSurvey:
                 continue
             if is_there(self._context.manifest, chunk):
                 size = self.item.stored.dtype.itemsize
-                yield from cut_stretches(number, chunk.box, size, most_bytes)
+                for box in windows(chunk.box.shape, size, most_bytes):
+                    yield ChunkStretch(number, box)
             else:
                 self.stats.lost += 1
 
@@ -157,7 +158,7 @@ class ItemSurvey:
         context, chunk = self._context, self.item.chunks[stretch.number]
         with self._lock:
             matrix_sums, place = self._matrix_sums, self._place(stretch.number)
-        if not place.together and not stretch.lo and not stretch.first:
+        if not place.together and not any(stretch.box.offsets):
             found = self._sum(chunk.file, place.start_bytes, place.length_bytes)
             part.checksums.append((found, place.length_bytes))
         summing = Summing(
@@ -167,7 +168,7 @@ class ItemSurvey:
         if self._look_in_file(stretch, part, matrix_sums, place, summing):
             return
         shape, itemsize = self.item.stored.shape, self.item.stored.dtype.itemsize
-        for block in blocks_of(stretch, chunk.box, shape, itemsize, context.block_bytes):
+        for block in blocks_of(stretch.box, chunk.box, shape, itemsize, context.block_bytes):
             held = self._read(chunk, place.located, block)
             summed = summing.add(held, block.at)
             if place.together and place.crc is not None:
@@ -188,10 +189,10 @@ class ItemSurvey:
         run, context, chunk = summing.run_of(), self._context, self.item.chunks[stretch.number]
         if place.located.piece is not None or run is None or not is_plain(self.item.stored.dtype):
             return False
-        rows_bytes = SUM_BYTES * (stretch.hi - stretch.lo)
+        rows_bytes = SUM_BYTES * prod(stretch.box.shape[:-1])
         if rows_bytes > context.block_bytes or matrix_sums.coarse:
             return False
-        block = whole_block(stretch, chunk.box, self.item.stored.shape)
+        block = block_of(stretch.box, chunk.box, self.item.stored.shape)
         survey = BlockSurvey(part.stats, matrix_sums, block)
         if survey.sums_bytes > context.block_bytes:
             return False

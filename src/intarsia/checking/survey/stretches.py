@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from intarsia.frozen import frozen
 from intarsia.mesh import Box, Shape
+from intarsia.planning.window import flat_start, windows
 
 _ROW_BYTES = 32
 """What a row has beside its elements: a number, an owner and sums."""
@@ -17,17 +18,10 @@ _ROW_BYTES = 32
 
 @frozen
 class ChunkStretch:
-    """Rows `[lo, hi)` of chunk `number` of an item, all of them or, of one row, columns `[first, end)`."""
+    """Consecutive elements of chunk `number` of an item: a box of the chunk's."""
 
     number: int
-    lo: int
-    hi: int
-    first: int
-    end: int
-
-    @property
-    def size(self) -> int:
-        return (self.hi - self.lo) * (self.end - self.first)
+    box: Box
 
 
 @frozen
@@ -40,64 +34,20 @@ class Block:
     width: int
 
 
-def cut_stretches(number: int, box: Box, itemsize: int, most_bytes: int) -> Iterator[ChunkStretch]:
-    """A chunk in stretches of at most so many bytes, or one element.
-
-    >>> [s.size for s in cut_stretches(0, Box((0, 0), (3, 4)), 2, 16)]
-    [8, 4]
-    """
-    for lo, hi, first, end in _rectangles(box, itemsize, most_bytes, 0):
-        yield ChunkStretch(number, lo, hi, first, end)
-
-
 def blocks_of(
-    stretch: ChunkStretch, box: Box, shape: Shape, itemsize: int, most_bytes: int
+    stretch: Box, chunk: Box, shape: Shape, itemsize: int, most_bytes: int
 ) -> Iterator[Block]:
     """A stretch of a chunk in blocks of whole rows, or parts of one."""
-    inside = Box((0, 0), (stretch.hi - stretch.lo, stretch.end - stretch.first))
-    for lo, hi, first, end in _rectangles(inside, itemsize, most_bytes, _ROW_BYTES):
-        at = stretch.lo + lo, stretch.lo + hi, stretch.first + first, stretch.first + end
-        yield whole_block(ChunkStretch(stretch.number, *at), box, shape)
+    row_bytes = prod(stretch.shape[-1:]) * itemsize
+    elements_bytes = most_bytes * row_bytes // (row_bytes + _ROW_BYTES)
+    for box in windows(stretch.shape, itemsize, elements_bytes):
+        yield block_of(box.moved(stretch.offsets), chunk, shape)
 
 
-def whole_block(stretch: ChunkStretch, box: Box, shape: Shape) -> Block:
-    """A stretch of a chunk as one block."""
-    before = box.offsets[-1] if box.shape else 0
-    return Block(
-        stretch.lo * _width(box) + stretch.first,
-        _rows_of(box, shape, stretch.lo, stretch.hi),
-        before + stretch.first,
-        stretch.end - stretch.first,
-    )
-
-
-def _rectangles(
-    box: Box, itemsize: int, most_bytes: int, row_bytes: int
-) -> Iterator[tuple[int, int, int, int]]:
-    """Rows of a box, or columns of one row, that are at most so many bytes."""
-    width = _width(box)
-    count = box.size // width
-    rows_at_once = max(1, most_bytes // (width * itemsize + row_bytes))
-    columns_at_once = max(1, min(width, most_bytes // itemsize))
-    for lo in range(0, count, rows_at_once):
-        hi = min(lo + rows_at_once, count)
-        step = columns_at_once if hi - lo == 1 else width
-        for first in range(0, width, step):
-            yield lo, hi, first, min(first + step, width)
-
-
-def _width(box: Box) -> int:
-    return box.shape[-1] if box.shape else 1
-
-
-def _rows_of(box: Box, shape: Shape, lo: int, hi: int) -> NDArray[np.int64]:
-    """The rows of a tensor that rows `[lo, hi)` of a box of it are."""
-    if box.shape[1:-1] == shape[1:-1]:
-        first = box.offsets[0] * prod(shape[1:-1]) if box.shape[1:] else 0
-        return np.arange(first + lo, first + hi, dtype=np.int64)
-    rest, ids, stride = np.arange(lo, hi, dtype=np.int64), np.zeros(hi - lo, np.int64), 1
-    for o, n, size in zip(box.offsets[-2::-1], box.shape[-2::-1], shape[-2::-1], strict=True):
-        rest, inside = np.divmod(rest, n)
-        ids += (o + inside) * stride
-        stride *= size
-    return ids
+def block_of(stretch: Box, chunk: Box, shape: Shape) -> Block:
+    """A stretch of a chunk of a tensor as one block."""
+    inside, rows = stretch.moved(chunk.offsets), np.zeros(1, np.int64)
+    for o, n, size in zip(inside.offsets[:-1], inside.shape[:-1], shape[:-1], strict=True):
+        rows = (rows[:, None] * size + np.arange(o, o + n)).reshape(-1)
+    at = flat_start(stretch, Box.whole(chunk.shape))
+    return Block(at, rows, *(inside.offsets[-1:] or (0,)), *(inside.shape[-1:] or (1,)))
