@@ -59,11 +59,8 @@ class AxisGroups:
         group = first // self.width
         starts = np.arange(group * self.width - first, len(sums), self.width)
         starts[0] = 0
-        return group, np.add.reduceat(sums * self.weights(first, len(sums)), starts)
-
-    def weights(self, first: int, n: int) -> Sums:
-        """The weight of each of `n` indices in its group."""
-        return self.table[(first + np.arange(n)) % self.width]
+        weights = self.table[(first + np.arange(len(sums))) % self.width]
+        return group, np.add.reduceat(sums * weights, starts)
 
     @cached_property
     def table(self) -> Sums:
@@ -92,7 +89,7 @@ class MatrixSums:
         # The shorter axis gives the longer one what it leaves of its half.
         self.row_groups = AxisGroups.within(rows, most - min(columns, most // 2))
         self.column_groups = AxisGroups.within(columns, most - min(rows, most // 2))
-        self.rows = np.zeros(count * self.row_groups.count, np.uint64)
+        self.rows = np.zeros((count, self.row_groups.count), np.uint64)
         self.columns = np.zeros((count, self.column_groups.count), np.uint64)
         if self.coarse:
             self._ends = np.zeros((2, count), np.uint64)
@@ -113,39 +110,33 @@ class MatrixSums:
 
     def add(self, first_row: int, rows: Sums, columns: Sums, first_column: int) -> None:
         """Add the sums of a block of one matrix, from a row of the stored tensor on."""
-        first = first_row - self.units[0].first_row
-        at = np.arange(first, first + len(rows))
+        owner, first = self._place_of(first_row)
+        row, rows = self.row_groups.fold(rows, first)
+        column, columns = self.column_groups.fold(columns, first_column)
         with self._lock:
-            self._add_rows(at, rows)
-            self._add_columns(first // max(self.units[0].rows, 1), columns, first_column)
+            self.rows[owner, row : row + len(rows)] += rows
+            self.columns[owner, column : column + len(columns)] += columns
 
     def add_ends(self, first_row: int, bits: Bits) -> None:
         """Add the least and the greatest of a block of one matrix, where rows or columns share a sum."""
         assert self._ends is not None
-        owner = (first_row - self.units[0].first_row) // max(self.units[0].rows, 1)
+        owner, _ = self._place_of(first_row)
         with self._lock:
             least, most = self._ends[:, owner].tolist()
             self._ends[:, owner] = min(least, int(bits.min())), max(most, int(bits.max()))
 
-    def _add_rows(self, at: NDArray[np.int64], along: Sums) -> None:
-        if self.row_groups.width == 1:
-            self.rows[at] += along
-        else:
-            weights = self.row_groups.table[at % self.units[0].rows % self.row_groups.width]
-            np.add.at(self.rows, self.row_sums(at), along * weights)
-
-    def _add_columns(self, owner: int, sums: Sums, first_column: int) -> None:
-        first, folded = self.column_groups.fold(sums, first_column)
-        self.columns[owner, first : first + len(folded)] += folded
+    def _place_of(self, row: int) -> tuple[int, int]:
+        """The unit that a row of the stored tensor is in, and its number there."""
+        return divmod(row - self.units[0].first_row, max(self.units[0].rows, 1))
 
     def facts(self, padded: NDArray[np.bool_] | None = None) -> list[MatrixFacts]:
         """What the sums show of each matrix; `padded` marks sums of rows that are padding."""
         found, n = [], self.row_groups.count
         widths = self.row_groups.width, self.column_groups.width
         for k, unit in enumerate(self.units):
-            rows, columns = self.rows[k * n : (k + 1) * n], self.columns[k]
             first = unit.first_row // max(unit.rows, 1) * n
             own = None if padded is None else padded[first : first + n]
             constant = None if self._ends is None else bool(self._ends[0, k] == self._ends[1, k])
-            found.append(matrix_facts(unit, self.dtype, rows, columns, own, constant, widths))
+            sums = self.rows[k], self.columns[k]
+            found.append(matrix_facts(unit, self.dtype, *sums, own, constant, widths))
         return found
