@@ -14,13 +14,13 @@ from functools import partial
 import numpy as np
 
 from intarsia.checking.diagnosis.evidence import Evidence
-from intarsia.checking.diagnosis.exponents import find_scaled_exponents
 from intarsia.checking.diagnosis.finding import UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.hypotheses.compound import also_changed
 from intarsia.checking.diagnosis.hypotheses.faults_of_moves import MOVED, text_of_move
 from intarsia.checking.diagnosis.hypotheses.groups import RelatedTensors
 from intarsia.checking.diagnosis.hypotheses.moves import find_moves, is_table
 from intarsia.checking.diagnosis.hypotheses.values import ROUNDED
+from intarsia.checking.diagnosis.quantised_parts import find_of_part
 from intarsia.checking.diagnosis.relabelled import RELABELLED, relabelled
 from intarsia.checking.diagnosis.search import (
     explain_difference,
@@ -32,12 +32,10 @@ from intarsia.checking.diagnosis.summary import missing, not_comparable, summari
 from intarsia.checking.diagnosis.where.chunks import whereabouts_of
 from intarsia.checking.diagnosis.where.pages import damaged_pages
 from intarsia.checking.diagnosis.without_search import (
-    find_regrouped,
     find_reshaped,
     find_steps,
     find_untied,
 )
-from intarsia.checking.diagnosis.zero_points import find_zeros_by_one
 from intarsia.checking.fault import Fault
 from intarsia.checking.naming import pattern
 from intarsia.checking.pair.differing import Unequal
@@ -76,6 +74,7 @@ def diagnose(
     # A window is held in A's order, in that of a hypothesis, and as numbers.
     thrifty = replace(budget, memory_bytes=budget.memory_bytes // 2)
     for u in unequal:
+        e = Evidence(a, b, u.pair, u.first, thrifty)
         if u.pair.a.shape != u.pair.b.shape:
             found[u.pair] = find_reshaped(a, b, u.pair, budget)
         elif u.kind == RELABELLED:
@@ -85,10 +84,10 @@ def diagnose(
             found[u.pair] = Finding(u.pair.a.name, u.kind, u.text, u.text, u.text, n, n)
         elif (untied := find_untied(a, b, u.pair, budget)) is not None:
             found[u.pair] = untied
-        elif (counted := find_steps(a, b, u.pair)) is not None:
+        elif (counted := find_steps(e)) is not None:
             found[u.pair] = counted
         else:
-            open_[u.pair] = Evidence(a, b, u.pair, u.first, thrifty)
+            open_[u.pair] = e
     found.update(relabelled(a, b, named, budget))
     for pair, move in find_moves(list(open_.values())).items():
         change = move.change
@@ -146,13 +145,9 @@ def _searched(
                 RelatedTensors({e.name: e.pair.a}, None),
                 RelatedTensors({e.pair.b.name: e.pair.b}, None),
             )
-        both = e.a, e.b, u.pair, budget
         with np.errstate(all="ignore"):  # numbers of damaged bits overflow
-            found[u.pair] = (
-                find_regrouped(*both[:3])
-                or find_zeros_by_one(*both)
-                or find_scaled_exponents(*both)
-                or (explain_difference(e, *near) if thoroughly else _unsearched(e))
+            found[u.pair] = find_of_part(e) or (
+                explain_difference(e, *near) if thoroughly else _unsearched(e)
             )
         advance(u.pair.a.nbytes)
 

@@ -1,4 +1,4 @@
-"""Pairs that are explained without a search: of unlike shapes, tied to another tensor, counters of steps, orders of groups."""
+"""Pairs that are explained without a search: of unlike shapes, tied to another tensor, counters of steps."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.finding import UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.rearranged.keys import KEY_ELEMENTS, MOST_ROWS
 from intarsia.checking.diagnosis.rearranged.order import along, of_runs
@@ -18,10 +19,9 @@ from intarsia.layout import Layout
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Logical
 from intarsia.planning.window import windows
-from intarsia.quantised import PartRole
 from intarsia.run.budget import Budget
 from intarsia.state.names import STEP, kind_of
-from intarsia.value.bits import Bits, as_float64, bits_dtype
+from intarsia.value.bits import bits_dtype
 
 
 def find_reshaped(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Finding:
@@ -122,31 +122,10 @@ def find_untied(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Fin
     return Finding(pair.name, "tied-differ", text, text, own.name, own.size, own.size)
 
 
-def find_steps(a: Checkpoint, b: Checkpoint, pair: Pair) -> Finding | None:
+def find_steps(e: Evidence) -> Finding | None:
     """The steps of both sides, where the pair is a counter."""
-    if kind_of(pair.a.name) != STEP or pair.a.size != 1:
+    if kind_of(e.name) != STEP or e.pair.a.size != 1:
         return None
-    left, right = _whole(a, b, pair)
-    steps = as_float64(left, pair.a.dtype)[0], as_float64(right, pair.b.dtype)[0]
-    text = f"step {steps[0]:.12g} in A, {steps[1]:.12g} in B"
-    return Finding(pair.a.name, "steps-differ", text, text, text, 1, 1)
-
-
-def find_regrouped(a: Checkpoint, b: Checkpoint, pair: Pair) -> Finding | None:
-    """That columns of a quantised weight are in other groups, where each group has as many of them on both sides."""
-    part = a.manifest.quantised.by_part.get(pair.a.name)
-    if part is None or part[1].role is not PartRole.ORDER or pair.a.dtype != pair.b.dtype:
-        return None
-    left, right = _whole(a, b, pair)
-    if not np.array_equal(np.sort(left), np.sort(right)):
-        return None
-    count = int(np.count_nonzero(left != right))
-    said = "columns are in other groups; each group has as many columns in A as in B"
-    text = f"{count:,} of {pair.a.size:,} {said}"
-    return Finding(pair.a.name, "rows-permuted", text, said, said, count, count)
-
-
-def _whole(a: Checkpoint, b: Checkpoint, pair: Pair) -> Iterator[Bits]:
-    """All of both tensors, as bits."""
-    for side, x in ((a, pair.a), (b, pair.b)):
-        yield read(side, x, Box.whole(x.shape)).view(bits_dtype(x.dtype))
+    w = e.window(Box.whole(e.shape))
+    text = f"step {w.u[0]:.12g} in A, {w.v[0]:.12g} in B"
+    return Finding(e.name, "steps-differ", text, text, text, 1, 1)
