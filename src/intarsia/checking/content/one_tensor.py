@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from intarsia.checking.content.holes import hole
+from intarsia.checking.content.meant_zeros import MeantZeros
 from intarsia.checking.content.numbers import (
     dtype_implausible,
     far_bounds,
@@ -13,9 +14,7 @@ from intarsia.checking.content.numbers import (
     open_bounds,
     value_implausible,
 )
-from intarsia.checking.content.pruned import Pruned
 from intarsia.checking.content.same_content import Content
-from intarsia.checking.content.zero_parts import ZeroParts
 from intarsia.checking.content.zeros import zero_block, zero_scalars, zero_tensors
 from intarsia.checking.fault import Fault
 from intarsia.checking.naming import tensors_in
@@ -27,7 +26,7 @@ from intarsia.format.base import Format
 def content_faults(found: Sequence[ItemStats], format: Format, content: Content) -> Iterator[Fault]:
     """The faults of every tensor."""
     zeros = any(p.zero_rows or p.zero_columns for stats in found for p in stats.matrices)
-    pruned, parts = Pruned(found if zeros else ()), ZeroParts(found if zeros else ())
+    meant = MeantZeros(found if zeros else ())
     bounds, far = {*open_bounds(found)}, {*far_bounds(found)}
     for stats in found:
         yield from stats.faults
@@ -39,7 +38,6 @@ def content_faults(found: Sequence[ItemStats], format: Format, content: Content)
         yield from dtype_implausible(stats)
         yield from value_implausible(stats, far)
         for matrix in stats.matrices:
-            meant = pruned, parts
             yield from [*hole(stats, matrix, content)] or zero_block(
                 stats, matrix, format.pads_vocabulary, meant, content
             )

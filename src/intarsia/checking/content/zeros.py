@@ -10,10 +10,9 @@ import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from intarsia.checking.content.chance import may_be_zero
-from intarsia.checking.content.pruned import Pruned
+from intarsia.checking.content.meant_zeros import MeantZeros
 from intarsia.checking.content.same_content import Content
 from intarsia.checking.content.unnamed_modules import UnnamedModules
-from intarsia.checking.content.zero_parts import ZeroParts
 from intarsia.checking.fault import Fault
 from intarsia.checking.naming import ModelPlace, tensors_in
 from intarsia.checking.survey.item_stats import ItemStats
@@ -48,7 +47,7 @@ def zero_block(
     stats: ItemStats,
     matrix: MatrixFacts,
     padded: bool,
-    meant: tuple[Pruned, ZeroParts],
+    meant: MeantZeros,
     content: Content,
 ) -> Iterator[Fault]:
     """Rows or columns of a matrix that are all zero, just so many as are a rank's share."""
@@ -86,9 +85,9 @@ def zero_block(
             trailing = place.is_vocabulary and word == "rows" and end == length
             if trailing and is_padding(end - lo, length, padded, length - tokens):
                 continue
-            if word == "rows" and any(x.has_rows(stored, unit, lo, hi) for x in meant):
+            if word == "rows" and meant.has_rows(stored, unit, lo, hi):
                 continue
-            if word == "columns" and meant[0].has_columns(stored, unit, lo, hi):
+            if word == "columns" and meant.has_columns(stored, unit, lo, hi):
                 continue
             if content.is_sparse(stored, unit, (hi - lo) * across):
                 continue
