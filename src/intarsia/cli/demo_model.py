@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from intarsia.family import table_for
+
 CONFIG = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
@@ -34,38 +36,14 @@ CONFIG = {
 }
 
 
-def shapes() -> dict[str, tuple[int, ...]]:
-    """Every tensor of the model, by its name on the hub."""
-    hidden, inner, width = 96, 40, 24
-    found: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (331, hidden),
-        "model.norm.weight": (hidden,),
-        "lm_head.weight": (331, hidden),
-    }
-    for layer in range(4):
-        at = f"model.layers.{layer}"
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            found[f"{at}.{name}.weight"] = (hidden,)
-        for name, heads in (("q", 6), ("k", 2), ("v", 2)):
-            found[f"{at}.self_attn.{name}_proj.weight"] = (heads * width, hidden)
-        found[f"{at}.self_attn.o_proj.weight"] = (hidden, 6 * width)
-        for name in ("q_norm", "k_norm"):
-            found[f"{at}.self_attn.{name}.weight"] = (width,)
-        found[f"{at}.mlp.gate.weight"] = (8, hidden)
-        for expert in range(8):
-            for name in ("gate_proj", "up_proj"):
-                found[f"{at}.mlp.experts.{expert}.{name}.weight"] = (inner, hidden)
-            found[f"{at}.mlp.experts.{expert}.down_proj.weight"] = (hidden, inner)
-    return found
-
-
 def write_model(folder: Path, seed: int) -> None:
     """Write the model to a new folder."""
-    random = np.random.default_rng(seed)
+    random, table = np.random.default_rng(seed), table_for(CONFIG)
+    assert table is not None, "the demonstration is of a family that is known"
     folder.mkdir(parents=True)
     tensors = {
         name: random.standard_normal(shape, np.float32).astype(np.float16)
-        for name, shape in shapes().items()
+        for name, shape in table.logical.items()
     }
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(CONFIG, indent=2) + "\n")

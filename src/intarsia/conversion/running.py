@@ -62,7 +62,7 @@ def carry_out(
     sources = [job.src.path, *job.stamps.files]
     with team.together():
         if team.rank == 0:
-            staging.check_place()
+            staging.transaction.check_place()
         check_sources(where, sources, overwrite=overwrite)
         proofs = job.plan.check()
         check_sides(job.src.sides)
@@ -142,7 +142,7 @@ def _begun(
             used = {name for t in job.wanted.targets for name in t.layout.tensors}
             padding = trained_padding(job.src, job.budget, used)
             staging = journal.staging
-            staging.keep_private(map(named, job.stamps.files), root_of(job.src))
+            staging.transaction.keep_private(map(named, job.stamps.files), root_of(job.src))
             whole, notes = begin(job, arrangement, journal, facts, resume=resume)
             folder = 0 if whole else staging.folder_number
             shared.value = _Start(whole, notes, folder, padding)

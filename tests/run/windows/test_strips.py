@@ -282,7 +282,7 @@ def test_a_file_is_looked_at_again_when_its_bytes_were_moved(tmp_path: Path) -> 
 
 def test_a_file_that_bytes_are_moved_to_is_synced(tmp_path: Path, monkeypatch) -> None:
     files, synced = WrittenFiles(tmp_path), list[int]()
-    files.create("f", 4, 0o600)
+    files.make("f", 4, 0o600)
     files.sync()
     monkeypatch.setattr(os, "fsync", synced.append)
     with files.opened_together(["f"]) as fds:

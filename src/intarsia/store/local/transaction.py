@@ -6,10 +6,9 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING
 
 from intarsia.errors import StoreError
 from intarsia.quantity import human
@@ -33,11 +32,8 @@ from intarsia.store.writing.old_contents import OldContents
 _STAYS = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 """What a system says of a folder that is not there, not empty, or none."""
 
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
-
-class LocalTransaction(Transaction):
+class LocalTransaction(WrittenFiles, Transaction):
     """Files in a folder beside a local destination.
 
     `readers` are those beside the owner who may read what is written, as far as the umask lets them.
@@ -49,18 +45,14 @@ class LocalTransaction(Transaction):
     journal: Path
 
     def __init__(self, store: Store, destination: PurePath) -> None:
-        super().__init__(store, Path(destination))
+        Transaction.__init__(self, store, Path(destination))
+        WrittenFiles.__init__(self, self.folder)
         self.lock = Lock(beside(self.destination, LOCK), self.destination)
-        self.files = WrittenFiles(self.folder)
         self.readers = self.folder_readers = EVERYONE
 
     @property
     def held(self) -> bool:
         return self.lock.held
-
-    @property
-    def failure(self) -> BaseException | None:  # type: ignore[override]
-        return self.files.failure
 
     def check_place(self) -> None:
         check_place(self.destination, (self.lock.path, self.folder, self.journal))
@@ -136,35 +128,17 @@ class LocalTransaction(Transaction):
         return None if found is None else found.stamp.inode
 
     def create(self, file: str, size_bytes: int, *, keep: bool = False) -> None:
-        self.files.create(file, size_bytes, 0o666 & (0o700 | self.readers), keep=keep)
+        self.make(file, size_bytes, 0o666 & (0o700 | self.readers), keep=keep)
 
     def create_like(self, file: str, size_bytes: int, source: PurePath) -> None:
         mode = mode_of(source)
         if mode is None:
             self.create(file, size_bytes)
         else:
-            self.files.create(file, size_bytes, mode)
-
-    def write(self, file: str, start_bytes: int, buffers: Sequence[Buffer]) -> None:
-        self.files.write(file, start_bytes, buffers)
-
-    def opened_together(self, files: Sequence[str]) -> AbstractContextManager[Sequence[int] | None]:
-        return self.files.opened_together(files)
-
-    def moved(self, file: str, start_bytes: int, length_bytes: int) -> None:
-        self.files.moved(file, start_bytes, length_bytes)
-
-    def aside(self, work: Callable[[], object]) -> None:
-        self.files.aside(work)
-
-    def settle(self) -> None:
-        self.files.settle()
-
-    def sync(self) -> None:
-        self.files.sync()
+            self.make(file, size_bytes, mode)
 
     def flush(self, *, created: bool = False) -> None:
-        self.files.sync_data(created=created)
+        self.sync_data(created=created)
         self._sync_names()
         sync_path(self.destination.parent)
 
@@ -184,9 +158,6 @@ class LocalTransaction(Transaction):
             remove(self.folder)
         else:
             remove_contents(self.folder, old)
-
-    def close(self) -> None:
-        self.files.close()
 
     def is_part(self, path: PurePath) -> bool:
         return path in (self.lock.path, self.destination.parent) or super().is_part(path)

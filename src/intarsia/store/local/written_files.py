@@ -41,7 +41,7 @@ class WrittenFiles:
         self._lock = threading.Lock()
         self._flusher: ThreadPoolExecutor | None = None
 
-    def create(self, file: str, size_bytes: int, mode: int, *, keep: bool = False) -> None:
+    def make(self, file: str, size_bytes: int, mode: int, *, keep: bool = False) -> None:
         """Make a file of a known length; what it holds already may be kept."""
         path = self.folder / file
         path.parent.mkdir(parents=True, exist_ok=True)

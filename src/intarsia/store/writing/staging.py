@@ -8,7 +8,7 @@ two runs from writing one destination.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -105,17 +105,9 @@ class Staging:
         there = self.transaction.number_of(self.destination)
         return there is not None and there == self.number
 
-    def keep_private(self, files: Iterable[PurePath], folder: PurePath) -> None:
-        """Let only those read what is written who may read these files, and this folder."""
-        self.transaction.keep_private(files, folder)
-
-    def check_place(self) -> None:
-        """Refuse a place where no folder can be put, or where another user's run is."""
-        self.transaction.check_place()
-
     def check(self, *, resume: bool = False) -> None:
         """Refuse a destination that is in the way; what is to be replaced is noted as it is now."""
-        self.check_place()
+        self.transaction.check_place()
         if not self.overwrite:
             refuse_existing(self.destination, resume=resume, option=self.option)
         self.old = None
