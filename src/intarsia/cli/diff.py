@@ -35,7 +35,7 @@ def run(
     def text() -> None:
         rows = [(c.tensor, c.elements, c.max_abs, c.rms, c.relative, c.cosine) for c in found]
         print_table("", ("tensor", "elements", "max abs", "rms", "relative", "cosine"), rows, most)
-        shown = [f"{x.tensor} {list(x.shape_a)} in A, {list(x.shape_b)} in B" for x in found.unlike]
+        shown = [str(x) for x in found.unlike]
         _print_names("unlike shapes", shown, most)
         _print_names("only in A", found.only_in_a, most)
         _print_names("only in B", found.only_in_b, most)

@@ -46,12 +46,6 @@ def run(
             print(f"{digest}  object {visible(name)}")
         for note in found.notes:
             complain(f"note: {visible(note)}")
-        beside = {
-            "main weights that are the weights themselves": len(found.weights_again),
-            "objects": len(found.objects),
-        }
-        apart = " and ".join(f"{count:,} {what}" for what, count in beside.items() if count)
-        count = len(found.tensors) - len(found.weights_again)
-        print(f"{found.root}  root of {count:,} tensors{apart and f'; {apart} are not in it'}")
+        print(found)
 
     answer(found.as_json(), text, is_all=True)

@@ -100,7 +100,7 @@ def _print_alone(found: Soundness) -> None:
 
 def _print_pair(found: Comparison, step: str | None) -> None:
     if found.equal:
-        say(f"equal: {found.compared:,} tensors, {found.elements:,} elements, {found.how}")
+        say(found)
     else:
         for fault in found.damaged:
             say(f"{fault.kind}: {fault.text}\n  in {fault.where}")

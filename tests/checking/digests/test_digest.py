@@ -300,6 +300,7 @@ def test_the_command_prints_the_root_and_every_tensor(src: Path) -> None:
     assert said["root"] == found.root
     assert said["tensors"] == found.tensors
     text = command("digest", src, "--secure").out
+    assert f"{intarsia.digest(src, secure=True)}\n" in text
     assert f"{intarsia.digest(src, secure=True).root}  root of {len(found.tensors)} tensors" in text
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from intarsia.checking.fault import Fault
+from intarsia.checking.pair.change import Changes, ShapesDiffer, TensorChange
 from intarsia.checking.pair.comparison import Comparison, Difference, next_step
 from intarsia.checking.pair.non_tensors import NonTensor
 
@@ -49,6 +50,41 @@ def test_what_differs_beside_the_tensors_counts_only_where_it_is_the_state_of_a_
             "counts": False,
         }
     ]
+
+
+def test_printing_a_comparison_gives_the_verdict_and_what_it_is_for() -> None:
+    assert str(SAME) == "equal: 2 tensors, 8 elements, bit by bit"
+    setting = NonTensor("setting", "lr", "different", "1 in A, 2 in B", counts=True)
+    found = replace(
+        SAME,
+        different=(WEIGHT,) * 9,
+        only_in_b=("v",),
+        beside=(setting, NonTensor("configuration", "config.json: use_cache", "different")),
+        damaged=(DAMAGE,),
+    )
+    weight = "  w: 3 elements, first at [0, 1], largest gap 0.5; 3 of 8 elements differ"
+    assert str(found).split("\n") == [
+        "different: 9 of 2 tensors", *[weight] * 8, "  … and 1 more",
+        "only in B: 1", "  v",
+        "not equal beside the tensors: 1", "  different: setting `lr`, 1 in A, 2 in B",
+        "faults: 1", "  checksum-wrong: CRC-32 is wrong - at A: x",
+    ]  # fmt: skip
+
+
+def test_printing_changes_gives_the_furthest_first() -> None:
+    moved = (
+        TensorChange("w", 8, 0.5, 0.25, 0.125, 0.99),
+        TensorChange("ids", 8, 3**20, 1.0, 1.0, 0.0),
+    )
+    found = Changes(moved, (ShapesDiffer("v", (2, 3), (3, 2)),), ("u",))
+    assert str(found).split("\n") == [
+        "2 tensors, the furthest first",
+        "  w: max abs 0.5, rms 0.25, relative 0.125, cosine 0.99",
+        "  ids: max abs 3,486,784,401, rms 1, relative 1, cosine 0",
+        "1 of unlike shapes", "  v [2, 3] in A, [3, 2] in B",
+        "1 only in A", "  u",
+    ]  # fmt: skip
+    assert str(Changes(())) == "no tensor is in both"
 
 
 def test_weights_that_were_rounded_are_not_called_equal_bit_by_bit() -> None:

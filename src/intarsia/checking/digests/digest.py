@@ -84,6 +84,15 @@ class Digests:
         found = (n for of, n in mains.items() if self.tensors.get(of) == self.tensors[n])
         return frozenset(found)
 
+    def __str__(self) -> str:
+        beside = {
+            "main weights that are the weights themselves": len(self.weights_again),
+            "objects": len(self.objects),
+        }
+        apart = " and ".join(f"{count:,} {what}" for what, count in beside.items() if count)
+        count = len(self.tensors) - len(self.weights_again)
+        return f"{self.root}  root of {count:,} tensors{apart and f'; {apart} are not in it'}"
+
     def _over(self, tensors: Mapping[str, str]) -> str:
         lines = [f"{name}\0{digest}\n" for name, digest in sorted(tensors.items())]
         return f"{self.kind}:{hashlib.sha256(''.join(lines).encode()).hexdigest()}"

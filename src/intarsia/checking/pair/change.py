@@ -19,6 +19,7 @@ from intarsia.checking.pair.pairs import Pair, match, read_windows
 from intarsia.checkpoint import Checkpoint
 from intarsia.document import Document
 from intarsia.dtypes import DType
+from intarsia.errors import few_lines
 from intarsia.frozen import frozen, frozen_open
 from intarsia.mesh import Shape
 from intarsia.quantised.refusing import DIFF, refuse_numbers
@@ -47,6 +48,11 @@ class TensorChange(Document):
     cosine: float
     not_finite: tuple[int, int] = (0, 0)
 
+    def __str__(self) -> str:
+        far = f"{self.max_abs:,}" if isinstance(self.max_abs, int) else f"{self.max_abs:.4g}"
+        numbers = f"rms {self.rms:.4g}, relative {self.relative:.4g}, cosine {self.cosine:.4g}"
+        return f"{self.tensor}: max abs {far}, {numbers}"
+
     @property
     def rank(self) -> tuple[object, ...]:
         """The furthest first: what is not a number, infinities, then by relative distance and by name."""
@@ -70,6 +76,9 @@ class ShapesDiffer(Document):
     def as_json(self) -> dict[str, Any]:
         return {"tensor": self.tensor, "a": list(self.shape_a), "b": list(self.shape_b)}
 
+    def __str__(self) -> str:
+        return f"{self.tensor} {list(self.shape_a)} in A, {list(self.shape_b)} in B"
+
 
 @frozen_open
 class Changes(Document, Sequence[TensorChange]):
@@ -90,6 +99,16 @@ class Changes(Document, Sequence[TensorChange]):
 
     def __len__(self) -> int:
         return len(self.tensors)
+
+    def __str__(self) -> str:
+        lists: tuple[tuple[str, Sequence[object]], ...] = (
+            ("tensors, the furthest first", self.tensors),
+            ("of unlike shapes", self.unlike),
+            ("only in A", self.only_in_a),
+            ("only in B", self.only_in_b),
+        )
+        said = [f"{len(x):,} {title}{few_lines([*map(str, x)])}" for title, x in lists if x]
+        return "\n".join(said) or "no tensor is in both"
 
 
 def changes(

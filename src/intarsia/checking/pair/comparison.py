@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from intarsia.checking.fault import Fault
 from intarsia.checking.pair.non_tensors import NonTensor
 from intarsia.document import Document, fields_of, in_json
+from intarsia.errors import few_lines
 from intarsia.frozen import frozen, frozen_open
 from intarsia.state.names import is_state
 
@@ -36,6 +38,10 @@ class Difference(Document):
         """The largest distance in words: integers exactly, others to four digits."""
         whole = isinstance(self.max_abs, int)
         return f"{self.max_abs:,}" if whole else f"{self.max_abs:.4g}"
+
+    def __str__(self) -> str:
+        at = f"first at {list(self.first)}, largest gap {self.gap}"
+        return f"{self.tensor}: {self.elements:,} elements, {at}; {self.diagnosis}"
 
 
 @frozen_open
@@ -78,6 +84,26 @@ class Comparison(Document):
 
     def __bool__(self) -> bool:
         return self.equal
+
+    def __str__(self) -> str:
+        if self.equal:
+            return f"equal: {self.compared:,} tensors, {self.elements:,} elements, {self.how}"
+        lists: tuple[tuple[str, Sequence[object]], ...] = (
+            ("only in A", self.only_in_a),
+            ("only in B", self.only_in_b),
+            ("not comparable", self.not_comparable),
+            ("not equal beside the tensors", [each for each in self.beside if each.counts]),
+            ("faults", (*self.damaged, *self.faults)),
+        )
+        different = f"different: {len(self.different):,} of {self.compared:,} tensors"
+        return different + "".join(
+            f"{title}{few_lines([*map(str, held)])}"
+            for title, held in (
+                ("", self.different),
+                *((f"\n{t}: {len(x):,}", x) for t, x in lists),
+            )
+            if held
+        )
 
     def as_json(self) -> dict[str, Any]:
         faults = in_json((*self.damaged, *self.faults))
