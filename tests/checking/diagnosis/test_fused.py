@@ -107,3 +107,15 @@ def test_a_row_of_zeros_among_mixed_rows_is_not_one_of_them(tmp_path: Path) -> N
         return torch.cat([up[n // 3 :], gate[1:], torch.zeros_like(gate[:1]), up[: n // 3]])
 
     assert not refused(tmp_path, GATED, mixed, torch.bfloat16)
+
+
+def test_shards_of_any_number_of_ranks_are_found_in_another_type(tmp_path: Path) -> None:
+    config = {**DENSE, "intermediate_size": 56}
+    tensors, (gate, up) = weights(config), (f"model.layers.0.mlp.{role}.weight" for role in GATED)
+    fused = by_rank(7, (0, 1))(tensors[gate], tensors[up]).bfloat16()
+    wrong = {n: x.bfloat16() for n, x in tensors.items()}
+    wrong |= {gate: fused[:56].clone(), up: fused[56:].clone()}
+    a, b = write_hf(tmp_path / "a", tensors, config), write_hf(tmp_path / "b", wrong, config)
+    found = {d.tensor: d for d in intarsia.verify(a, b).different}
+    assert "ranks of tp=7" in found[gate].diagnosis
+    assert found[up].kind == "gate-up-interleaved"

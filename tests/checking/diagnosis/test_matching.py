@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import intarsia
 from intarsia.checking.diagnosis.rearranged.keys import found_again
 from intarsia.checking.diagnosis.rearranged.matching import fewest_blocks, strided
+from tests.checkpoints import write_hf
 
 
 @given(st.permutations(range(20)))
@@ -46,6 +52,21 @@ def test_an_order_of_single_rows_has_no_larger_blocks() -> None:
 def test_strided_shards_tell_their_mesh(fsdp: int, tp: int) -> None:
     order = np.arange(fsdp * tp).reshape(tp, fsdp).T.reshape(-1).tolist()
     assert strided(order) == (fsdp, tp)
+
+
+@pytest.mark.parametrize(("wrong", "back"), [("a", "b"), ("b", "a")])
+def test_strided_shards_are_named_as_either_side_may_hold_them(
+    tmp_path: Path, wrong: str, back: str
+) -> None:
+    """Two shards over three read as plain on one side are three over two on the other."""
+    x = torch.randn(24, 40, generator=torch.Generator().manual_seed(1))
+    plain = torch.cat([part.chunk(2)[d] for d in range(2) for part in x.chunk(3)])
+    write_hf(tmp_path / wrong, {"w": plain}, None)
+    write_hf(tmp_path / back, {"w": x}, None)
+    (found,) = intarsia.verify(tmp_path / "a", tmp_path / "b").different
+    told = re.findall(r"(fsdp=. over tp=.)(?: is read as plain)? in ([AB])", found.diagnosis)
+    either = {("fsdp=2 over tp=3", wrong.upper()), ("fsdp=3 over tp=2", back.upper())}
+    assert {*told} == either
 
 
 class Counted(bytes):

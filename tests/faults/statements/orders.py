@@ -308,13 +308,17 @@ def _fused_in_one(found: re.Match[str], name: str, sides: Sides) -> Predicted:
 
     def rows(form: str) -> Ints:
         cuts = re.match(r"in (\d+) (?:groups|shards)", form)
+        count = len(starts[0]) if form.startswith("row by row") else int(cuts[1]) if cuts else 1
         told = re.search(r"in the order (.*)", form)
         order = told[1].split(", ") if told else labels
         parts = dict(zip(labels, starts, strict=True))
-        shares = [parts[w].reshape(int(cuts[1]) if cuts else 1, -1) for w in order]
-        return np.concatenate(shares, 1).reshape(-1)
+        return np.concatenate([parts[w].reshape(count, -1) for w in order], 1).reshape(-1)
 
-    yield np.take(x, np.argsort(rows(found["a"]))[rows(found["b"])], axis)
+    ways = [("a", "b"), ("c", "d"), ("one", "other"), ("other", "one")]
+    told = [(found[one], found[other]) for one, other in ways if found[one]]
+    orders = [np.argsort(rows(one))[rows(other)] for one, other in told]
+    if all(np.array_equal(order, orders[0]) for order in orders):
+        yield np.take(x, orders[0], axis)
 
 
 def _cut_elsewhere(found: re.Match[str], name: str, sides: Sides) -> Predicted:
@@ -364,7 +368,7 @@ FORMS: list[tuple[str, Callable[[re.Match[str], str, Sides], Predicted]]] = [
     (rf"{NOUN} from (?P<start>[\d,]+) on shifted by (?P<n>-?\d+)", _shifted_from),
     (r"content shifted by (?P<n>-?\d+) elements?(?P<around> around the end)?", _shifted_flat),
     (
-        rf"(?P<title>[a-z, ]+) of (?P<sizes>[\d, ]+) {NOUN} lie (?P<a>.+) in A and (?P<b>.+) in B",
+        rf"(?P<title>[a-z, ]+) of (?P<sizes>[\d, ]+) {NOUN} lie (?:(?P<a>.+?) in A and (?P<b>.+?) in B(?:, or (?P<c>.+?) in A and (?P<d>.+?) in B)?|(?P<one>.+) on one side and (?P<other>.+) on the other)",
         _fused_in_one,
     ),
     (rf"heads permuted: {BLOCKS} come in the order (?P<order>\[.*\]) of A", _listed),
@@ -372,7 +376,7 @@ FORMS: list[tuple[str, Callable[[re.Match[str], str, Sides], Predicted]]] = [
     (rf"{NOUN} in another order: (?P<order>\[.*\]) of A{NOWHERE}", _listed),
     (rf"experts come in the order (?P<order>\[.*\]) of A{NOWHERE}", _listed),
     (rf"{NOUN} in reverse order", _reversed),
-    (rf"{BLOCKS} strided, as where a shard of fsdp=(?P<fsdp>\d+) over tp=(?P<tp>\d+) is read as plain", _strided),
+    (rf"{BLOCKS} strided, as where a shard of fsdp=(?P<fsdp>\d+) over tp=(?P<tp>\d+) is read as plain in B, or one of fsdp=(?P=tp) over tp=(?P=fsdp) in A", _strided),
     (r"every one of (?P<count>\d+) blocks on axis (?P<axis>\d+) holds block (?P<every>\d+)", _duplicated),
     (r"of (?P<count>\d+) blocks of (?P<size>\d+) on axis (?P<axis>\d+), block (?P<pairs>\d+ holds \d+(?:, \d+ holds \d+)*(?:, …)?)", _duplicated),
     (r"rotary (?:halves of A are pairs|(?P<back>pairs of A are halves)) in B, (?P<size>\d+) rows of each head of (?P<width>\d+)", _rotary),

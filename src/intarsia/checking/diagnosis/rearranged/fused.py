@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import permutations, product
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from intarsia.frozen import frozen_open
 
 _QKV = re.compile(r"(qkv|query_key_value|c_attn|attn\.in_proj_(weight|bias))(?!_?z)", re.IGNORECASE)
 _TOWER = re.compile(r"vis(ion|ual)|image|audio")
-RANKS = (2, 4, 8, 16, 32, 64)
+MOST_RANKS = 64
 MOST_WAYS = 3
 """Parts up to which every order of them is tried."""
 
@@ -42,6 +43,14 @@ class Form:
     cuts: int
     way: tuple[int, ...]
 
+    @property
+    def is_in_order(self) -> bool:
+        return self.way == tuple(range(len(self.way)))
+
+    def is_usual(self, parts: Parts) -> bool:
+        """Whether models store parts so: one after the other, or group by group."""
+        return self.is_in_order and self.cuts in (1, parts.groups)
+
     def rows(self, parts: Parts) -> Ints:
         """Which row of the parts, one after the other, lies in each place."""
         every = np.split(np.arange(sum(parts.sizes)), np.cumsum(parts.sizes)[:-1])
@@ -52,8 +61,9 @@ class Form:
         text = "one after the other"
         if self.cuts > 1:
             text = f"in {self.cuts} shards, as the ranks of tp={self.cuts} fuse them,"
+            text = "row by row" if {self.cuts} == {*parts.sizes} else text
             text = f"in {self.cuts} groups" if self.cuts == parts.groups else text
-        if self.way != tuple(range(len(self.way))):
+        if not self.is_in_order:
             text = f"{text.rstrip(',')} in the order {', '.join(parts.labels[k] for k in self.way)}"
         return text
 
@@ -115,32 +125,54 @@ def _number(fields: Mapping[str, Any], *names: str) -> int:
 
 def named_order(parts: Parts, found: Ints, sides: tuple[str, str], noun: str) -> FusedOrder | None:
     """The order of rows that was found, if it is that of parts in two forms; negative ones are not known."""
-    seen = found >= 0
-    if len(found) != sum(parts.sizes) or not seen.any():
+    if len(found) != sum(parts.sizes) or not (found >= 0).any():
         return None
-    for before, after in _forms(parts):
-        rows = np.argsort(before.rows(parts))[after.rows(parts)]
-        if np.mean(rows[seen] == found[seen]) < NEARLY_ALL:
-            continue
-        sizes = few([f"{n:,}" for n in parts.sizes], 9)
-        lie = f"{before.told(parts)} in {sides[0]} and {after.told(parts)} in {sides[1]}"
-        usual = {before.cuts, after.cuts} <= {1, parts.groups} or before.cuts == after.cuts
-        kind = parts.kinds[0 if usual else 1]
-        return FusedOrder(kind, f"{parts.title} of {sizes} {noun} lie {lie}", rows)
-    return None
+    forms = _forms(parts)
+    usual = [form for form in forms if form.is_usual(parts)]
+    fits = _fitting(parts, usual, forms, found) + _fitting(parts, forms, usual, found)
+    if not fits:
+        whole = [form for form in forms if form.is_in_order]
+        fits = _fitting(parts, whole, whole, found)
+    if not fits:
+        return None
+    before, after = fits[0]
+    one, other = (form.told(parts) for form in fits[0])
+    if (after, before) in fits:
+        lie = f"{one} on one side and {other} on the other"
+    else:
+        left, right = sides
+        each = ((x.told(parts), y.told(parts)) for x, y in dict.fromkeys(fits))
+        lie = ", or ".join(f"{x} in {left} and {y} in {right}" for x, y in each)
+    sizes = few([f"{n:,}" for n in parts.sizes], 9)
+    plain = {before.cuts, after.cuts} <= {1, parts.groups} or before.cuts == after.cuts
+    kind = parts.kinds[0 if plain else 1]
+    rows = np.argsort(before.rows(parts))[after.rows(parts)]
+    return FusedOrder(kind, f"{parts.title} of {sizes} {noun} lie {lie}", rows)
 
 
-def _forms(parts: Parts) -> Iterator[tuple[Form, Form]]:
-    """Two forms of one tensor; one of them is usual."""
+def _forms(parts: Parts) -> list[Form]:
+    """Every form of one tensor, those that are usual first."""
     plain = tuple(range(len(parts.sizes)))
-    cuts = [n for n in dict.fromkeys((1, parts.groups, *RANKS)) if _fits(n, parts.sizes)]
+    most = gcd(*parts.sizes)
+    ranks = [n for n in range(2, min(most, MOST_RANKS) + 1) if most % n == 0]
+    row_by_row = [most] if {*parts.sizes} == {most} else []
+    cuts = dict.fromkeys((1, parts.groups, *ranks, *row_by_row))
     ways = [*permutations(plain)] if len(plain) <= MOST_WAYS else [plain]
-    usual = [Form(n, plain) for n in cuts if n in (1, parts.groups)]
-    every = [Form(n, way) for way, n in product(ways, cuts)]
-    apart = [(one, other) for one in usual for other in every if one != other]
-    yield from apart
-    yield from ((other, one) for one, other in apart)
+    return [Form(n, way) for way, n in product(ways, cuts)]
 
 
-def _fits(n: int, sizes: Sequence[int]) -> bool:
-    return all(size % n == 0 for size in sizes)
+def _fitting(
+    parts: Parts, left: Sequence[Form], right: Sequence[Form], found: Ints
+) -> list[tuple[Form, Form]]:
+    """The forms of A and of B between which rows lie as they were found."""
+    seen = np.flatnonzero(found >= 0)
+    right_rows = [(form, form.rows(parts)[seen]) for form in right]
+    fits = []
+    for before in left:
+        held = before.rows(parts)[found[seen]]
+        fits += [
+            (before, after)
+            for after, rows in right_rows
+            if before != after and np.mean(held == rows) >= NEARLY_ALL
+        ]
+    return fits

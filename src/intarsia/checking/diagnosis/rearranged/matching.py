@@ -66,6 +66,12 @@ def _named(e: Evidence, related: RelatedTensors, axis: int, order: Ints) -> Iter
         every[(every < 0) | (every >= len(order))] = -1
         layout = along(e.whole, axis, of_runs(every))
         yield Hypothesis("shifted", text, layout, ("rows", int(gap[0])))
+    fused = related.parts(e.name, axis)
+    if fused and most and (known := named_order(fused, order, (e.left, e.right), noun)):
+        yield Hypothesis(
+            known.kind, known.text, along(e.whole, axis, of_runs(known.rows)), (known.text,)
+        )
+        return
     turn = _turn(order)
     if turn and most:
         text = f"{noun} shifted by {turn} around the end"
@@ -80,12 +86,6 @@ def _named(e: Evidence, related: RelatedTensors, axis: int, order: Ints) -> Iter
         every[every >= len(order)] = -1
         text = f"{noun} from {start:,} on shifted by {by}"
         yield Hypothesis("shifted", text, along(e.whole, axis, of_runs(every)), (start, by))
-        return
-    fused = related.parts(e.name, axis)
-    if fused and (known := named_order(fused, order, (e.left, e.right), noun)):
-        yield Hypothesis(
-            known.kind, known.text, along(e.whole, axis, of_runs(known.rows)), (known.text,)
-        )
         return
     blocks = fewest_blocks(order)
     if blocks is None or len(blocks) == len(order):
@@ -104,8 +104,9 @@ def _named(e: Evidence, related: RelatedTensors, axis: int, order: Ints) -> Iter
         text = f"heads permuted: {what} come in the order {_listed(blocks, e.left)}"
         yield Hypothesis("heads-permuted", text, layout, key)
     elif cut:
-        mesh = f"fsdp={cut[0]} over tp={cut[1]}"
-        text = f"{what} strided, as where a shard of {mesh} is read as plain"
+        inner, outer = cut
+        text = f"{what} strided, as where a shard of fsdp={inner} over tp={outer} is read as plain in {e.right}"
+        text += f", or one of fsdp={outer} over tp={inner} in {e.left}"
         yield Hypothesis("strided-shard", text, layout, key)
     else:
         text = f"shards in the wrong order: {what} come in the order {_listed(blocks, e.left)}"

@@ -9,7 +9,13 @@ from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypotheses.groups import FusedParts, RelatedTensors
 from intarsia.checking.diagnosis.hypothesis import Hypothesis
 from intarsia.checking.diagnosis.rearranged.misplaced import split_hypotheses
-from intarsia.checking.diagnosis.rearranged.mixed import COMPONENTS, KINDS, one_by_one, order_of
+from intarsia.checking.diagnosis.rearranged.mixed import (
+    COMPONENTS,
+    KINDS,
+    MOST_RANKS,
+    one_by_one,
+    order_of,
+)
 from intarsia.checking.diagnosis.rearranged.order import (
     Order,
     along,
@@ -22,7 +28,7 @@ from intarsia.family.verbs import by_group
 from intarsia.layout import chunk, concat, split
 
 SIZES = (2, 4, 8, 16, 32, 64, 3, 6, 12, 24, 5, 10)
-"""How many ranks a mesh axis may have, the likely ones first."""
+"""How many ranks a mesh axis likely has: these are tried first."""
 
 UNEVEN = (2, 3, 4, 8)
 """Of these, the ones that may leave a short last shard."""
@@ -81,7 +87,8 @@ def _interleaved(group: FusedParts) -> Iterator[Order]:
     """The shards of the parts in turn, as tensor-parallel ranks hold them."""
     parts = split(unmoved(sum(group.sizes)), group.sizes)
     _, kind = KINDS.get(group.name, COMPONENTS)
-    for n in (*SIZES, *([group.sizes[0]] if len({*group.sizes}) == 1 else [])):
+    row_by_row = group.sizes[:1] if len({*group.sizes}) == 1 else ()
+    for n in dict.fromkeys((*SIZES, *range(2, MOST_RANKS + 1), *row_by_row)):
         if all(size >= n and (size % n == 0 or n in UNEVEN) for size in group.sizes):
             shards = [chunk(part, n) for part in parts]
             order = concat([shard[t] for t in range(n) for shard in shards])
