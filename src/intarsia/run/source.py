@@ -16,7 +16,7 @@ from intarsia.format.base import Format, Located
 from intarsia.layout import Layout, meet
 from intarsia.mesh import Box
 from intarsia.planning.copy import Copy, copies_into
-from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
+from intarsia.planning.manifest import Chunk, Manifest, Stored
 from intarsia.planning.proof import Proven
 from intarsia.run.gather import gather, read_fronts
 from intarsia.run.located import locate_chunk
@@ -91,16 +91,6 @@ class Source:
             if held != (wanted := within().mapped):
                 raise CoverageError(f"{held:,} of {wanted:,} elements of `{target.name}` are read")
             buffer[:] = 0  # padding
-        return self._fills(copies, target, within, box, buffer)
-
-    def _fills(
-        self,
-        copies: Sequence[Copy],
-        target: Target,
-        within: Callable[[], Layout],
-        box: Box,
-        buffer: Bytes,
-    ) -> list[Fill | Straight]:
         watch = LossWatch(target, box, self.losses)
         found: list[Fill | Straight] = []
         for _, group in groupby(copies, _value_of if self.is_plain else _id_of):

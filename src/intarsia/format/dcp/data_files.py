@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from intarsia.errors import FormatError, few
 from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.dcp.metadata import MAX_METADATA_BYTES, METADATA, Metadata, read_metadata
-from intarsia.mesh import Shape
 from intarsia.planning.chunks import places_of
 from intarsia.quantity import human
 from intarsia.store.reading.folder import Folder
@@ -36,36 +33,34 @@ def metadata_of(folder: Folder, complain: Complain = refuse) -> Metadata:
 def check_files(folder: Folder, metadata: Metadata, complain: Complain = refuse) -> dict[str, int]:
     """The sizes of the data files; complain where one is absent or too short."""
     claims = _claims(metadata)
-    ends = {file: int(held.ends.max()) for file, held in claims.items()}
-    shared = _shared(metadata) if any(held.may_overlap for held in claims.values()) else {}
     reported: list[FormatError] = []
 
     def report(error: FormatError, *files: str) -> None:
         reported.append(error)
         complain(Complaint(error, files))
 
-    absent = sorted(file for file in ends if not folder.has(file))
+    absent = sorted(file for file in claims if not folder.has(file))
     if absent:
         error = FormatError(
-            f"{folder.root} lacks {len(absent)} of {len(ends)} data files"
-            f" ({sum(len(claims[f].ends) for f in absent)} chunks): {few(absent, 4)}",
+            f"{folder.root} lacks {len(absent)} of {len(claims)} data files"
+            f" ({sum(claims[f].held for f in absent)} chunks): {few(absent, 4)}",
             hint="restore the files, or use a complete checkpoint",
             kind="file-missing",
         )
         report(error, *absent)
-    sizes = {file: folder.size(file) for file in sorted(ends) if file not in absent}
+    sizes = {file: folder.size(file) for file in sorted(claims) if file not in absent}
     for file, size in sizes.items():
-        if size < ends[file]:
+        if size < claims[file].end:
             error = FormatError(
-                f"{folder.root / file} has {size:,} bytes, its chunks end at {ends[file]:,}",
+                f"{folder.root / file} has {size:,} bytes, its chunks end at {claims[file].end:,}",
                 hint="the file is truncated, or another has its name: copy it again from its source",
                 kind="file-too-short",
             )
             report(error, file)
-        elif both := shared.get(file):
-            first, second, start = both
+        elif both := claims[file].shared:
+            (first, _), (second, start) = (_described(metadata, number) for number in both)
             error = safetensors_at(folder, file, start) or FormatError(
-                f"{first} and {second} occupy the same bytes of {folder.root / file}",
+                f"{first} and {second} (byte {start:,}) occupy the same bytes of {folder.root / file}",
                 hint="the metadata is another checkpoint's, or damaged",
                 kind="bytes-overlap",
             )
@@ -108,50 +103,39 @@ def _hollow(folder: Folder, metadata: Metadata, held_bytes: int) -> FormatError 
 
 
 class _Claims(NamedTuple):
-    """The first byte of all that a file holds, and the one after the last; in that order."""
+    """What is to be in a file: how many chunks and objects are held, the byte after the last, and the first two that share
+    bytes, by their numbers among all."""
 
-    starts: NDArray[np.int64]
-    ends: NDArray[np.int64]
-
-    @property
-    def may_overlap(self) -> bool:
-        """Whether two of them may share a byte; one of no bytes inside another shares none."""
-        return bool((self.starts[1:] < self.ends[:-1]).any())
+    held: int
+    end: int
+    shared: tuple[int, int] | None
 
 
 def _claims(metadata: Metadata) -> dict[str, _Claims]:
-    """What is held by each file."""
+    """What is to be in each file."""
     held = places_of([*(t.chunks for t in metadata.tensors.values()), [*metadata.objects.values()]])
-    files, starts, ends = held.files, held.starts, held.starts + held.lengths
-    order = np.lexsort((ends, starts, files))
-    files, starts, ends = files[order], starts[order], ends[order]
-    cuts = np.searchsorted(files, np.arange(len(held.names) + 1))
+    ends, last = held.starts + held.lengths, np.zeros(len(held.names), np.int64)
+    np.maximum.at(last, held.files, ends)
+    counts = np.bincount(held.files, minlength=len(held.names))
+    order = np.lexsort((ends, held.starts, held.files))
+    order = order[held.lengths[order] > 0]  # one of no bytes inside another shares none
+    before, after = order[:-1], order[1:]
+    both = (held.files[before] == held.files[after]) & (held.starts[after] < ends[before])
+    shared = dict[int, tuple[int, int]]()
+    for k in np.flatnonzero(both).tolist():
+        shared.setdefault(int(held.files[before[k]]), (int(before[k]), int(after[k])))
     return {
-        file: _Claims(starts[cuts[k] : cuts[k + 1]], ends[cuts[k] : cuts[k + 1]])
+        file: _Claims(int(counts[k]), int(last[k]), shared.get(k))
         for k, file in enumerate(held.names)
     }
 
 
-def _shared(metadata: Metadata) -> dict[str, tuple[str, str, int]]:
-    """By file, the first two chunks that claim the same bytes of it, and from where."""
-    by_file: dict[str, list[tuple[int, int, str, Shape]]] = {}
+def _described(metadata: Metadata, number: int) -> tuple[str, int]:
+    """A chunk or an object by its number among all: in words, and where it begins."""
     for tensor in metadata.tensors.values():
-        for c in tensor.chunks:
-            if c.length_bytes:
-                at = (c.start_bytes, c.start_bytes + c.length_bytes, tensor.name, c.box.offsets)
-                by_file.setdefault(c.file, []).append(at)
-    for o in metadata.objects.values():
-        at = (o.start_bytes, o.start_bytes + o.length_bytes, o.name, ())
-        by_file.setdefault(o.file, []).append(at)
-    found: dict[str, tuple[str, str, int]] = {}
-    for file, claims in by_file.items():
-        claims.sort()
-        for (_, end, a, at_a), (start, _, b, at_b) in pairwise(claims):
-            if start < end:
-                found[file] = (
-                    f"chunk {list(at_a)} of `{a}`",
-                    f"chunk {list(at_b)} of `{b}` (byte {start:,})",
-                    start,
-                )
-                break
-    return found
+        if number < len(tensor.chunks):
+            chunk = tensor.chunks[number]
+            return f"chunk {list(chunk.box.offsets)} of `{tensor.name}`", chunk.start_bytes
+        number -= len(tensor.chunks)
+    entry = [*metadata.objects.values()][number]
+    return f"chunk [] of `{entry.name}`", entry.start_bytes

@@ -87,22 +87,9 @@ class Emitter:
     def _opcodes(self) -> Opcodes:
         get, made = self._memo, self._made
         properties = get["TensorProperties"] + b")\x81("
-        last = [
-            b"u",
-            text_opcode("storage_meta"),
-            made("StorageMeta"),
-            text_opcode("checkpoint_id"),
-            b"N",
-        ]
-        last += [
-            text_opcode("save_id"),
-            b"N",
-            text_opcode("load_id"),
-            b"N",
-            text_opcode("modules"),
-            b"]ub",
-        ]
-        last += [text_opcode("version"), text_opcode("1.0.0"), b"ub."]
+        nothing = [text_opcode(word) + b"N" for word in ("checkpoint_id", "save_id", "load_id")]
+        last = [b"u", text_opcode("storage_meta"), made("StorageMeta"), *nothing]
+        last += [text_opcode("modules"), b"]ub", text_opcode("version"), text_opcode("1.0.0")]
         return Opcodes(
             described=made("Metadata") + text_opcode("state_dict_metadata") + b"}(",
             tensor=made("TensorStorageMetadata") + get[".properties"] + properties,
@@ -119,7 +106,7 @@ class Emitter:
             start=get[".offset"],
             place=made("_StorageInfo") + get[".relative_path"],
             length=get[".length"],
-            last=b"".join(last),
+            last=b"".join(last) + b"ub.",
         )
 
     def _keep(self, name: str, opcodes: bytes) -> None:

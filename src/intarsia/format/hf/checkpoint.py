@@ -172,8 +172,20 @@ class Hf(Format):
             ("", stem_for(options.source), model, metadata),
             (f"{OPTIMIZER}/", MODEL, state, {}),
         ):
-            if part or not prefix:
-                _arrange_files(part, prefix, stem, options, said, files, slots, fixed, closing)
+            # PEFT reads one file and knows no index.
+            most_bytes = sum(t.nbytes for t in part) if stem == ADAPTER else options.max_shard_bytes
+            shards = _shards(stem, part, most_bytes) if part or not prefix else {}
+            for name, shard in shards.items():
+                rows = [(t.name, t.dtype, t.shape) for t in shard]
+                header = make_header(rows, {"format": "pt", **said})
+                fixed.append((prefix + name, 0, header))
+                at = len(header)
+                for target in shard:
+                    slots[target.name] = (Slot(Box.whole(target.shape), prefix + name, at),)
+                    at += target.nbytes
+                files[prefix + name] = at
+            if len(shards) > 1:
+                closing[prefix + index_of(stem)] = _index(shards)
         if options.entries:
             text = {k: base64.b64encode(v).decode() for k, v in sorted(options.entries.items())}
             closing[f"{OPTIMIZER}/{ENTRIES}"] = json.dumps(text, indent=1).encode()
@@ -229,41 +241,7 @@ def _reads_as_one(model: Sequence[Target]) -> bool:
     return len(names) == len(model) and all(key == name for key, name in names.items())
 
 
-def _arrange_files(
-    targets: Sequence[Target],
-    prefix: str,
-    stem: str,
-    options: WriteOptions,
-    metadata: Mapping[str, str],
-    files: dict[str, int],
-    slots: dict[str, tuple[Slot, ...]],
-    fixed: list[tuple[str, int, bytes]],
-    closing: dict[str, bytes],
-) -> None:
-    # PEFT reads one file and knows no index.
-    most_bytes = sum(t.nbytes for t in targets) if stem == ADAPTER else options.max_shard_bytes
-    shards = _shards(targets, most_bytes)
-    weight_map: dict[str, str] = {}
-    for k, shard in enumerate(shards, 1):
-        number = f"-{k:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
-        name = f"{stem}{number}.safetensors"
-        header = make_header(
-            [(t.name, t.dtype, t.shape) for t in shard], {"format": "pt", **metadata}
-        )
-        fixed.append((prefix + name, 0, header))
-        at = len(header)
-        for t in shard:
-            slots[t.name] = (Slot(Box.whole(t.shape), prefix + name, at),)
-            weight_map[t.name] = name
-            at += t.nbytes
-        files[prefix + name] = at
-    if len(shards) > 1:
-        total = sum(t.nbytes for t in targets)
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-        closing[prefix + index_of(stem)] = (json.dumps(index, indent=2) + "\n").encode()
-
-
-def _shards(targets: Sequence[Target], max_bytes: int) -> list[list[Target]]:
+def _shards(stem: str, targets: Sequence[Target], max_bytes: int) -> dict[str, list[Target]]:
     """Targets in files of at most `max_bytes`, wide elements first so that each is aligned."""
     shards: list[list[Target]] = [[]]
     used = 0
@@ -273,4 +251,17 @@ def _shards(targets: Sequence[Target], max_bytes: int) -> list[list[Target]]:
             used = 0
         shards[-1].append(target)
         used += target.nbytes
-    return [sorted(shard, key=lambda t: -t.dtype.itemsize) for shard in shards]
+    count = len(shards)
+    numbers = [f"-{k:05d}-of-{count:05d}" for k in range(1, count + 1)] if count > 1 else [""]
+    return {
+        f"{stem}{number}.safetensors": sorted(shard, key=lambda t: -t.dtype.itemsize)
+        for number, shard in zip(numbers, shards, strict=True)
+    }
+
+
+def _index(shards: Mapping[str, Sequence[Target]]) -> bytes:
+    """The index of several files: which of them has which tensors."""
+    held = {t.name: name for name, shard in shards.items() for t in shard}
+    total = sum(t.nbytes for shard in shards.values() for t in shard)
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(held.items()))}
+    return (json.dumps(index, indent=2) + "\n").encode()
