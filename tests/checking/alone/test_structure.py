@@ -93,6 +93,18 @@ def test_another_type_of_eight_bits_than_other_layers_have_is_found(
     assert ("dtype-mixed", (NAMES[1],)) in {(fault.kind, fault.tensors) for fault in found}
 
 
+def test_a_layer_in_another_type_is_one_fault_whatever_its_tensors_are_called(
+    tmp_path: Path,
+) -> None:
+    """Of a tensor that two layers have, neither is the rarer one; the type of the others is."""
+    names = [f"layers.{k}.{x}" for k in range(3) for x in ("up.weight", "norm.weight", "a_log")]
+    held = {n: torch.randn(8, 8).bfloat16() for n in names if n != "layers.0.a_log"}
+    last = {n: x.half() for n, x in held.items() if "layers.2." in n}
+    (fault,) = intarsia.verify(write_hf(tmp_path, held | last, None)).faults
+    assert (fault.kind, {*fault.tensors}) == ("dtype-mixed", {*last})
+    assert fault.text.endswith("`layers.*.a_log` in BF16")
+
+
 def test_numbers_and_integers_of_unlike_shapes_are_no_mistake_of_a_header(tmp_path: Path) -> None:
     odd = {"block.5.shift": torch.randn(2, 2).double(), "block.1.shift": torch.arange(8)}
     single = {f"block.{k}.count": torch.tensor(k) for k in range(3)}

@@ -42,6 +42,23 @@ def test_the_same_bits_under_another_type_are_called_that(
         assert "the bits are the same" in fault.text
 
 
+@pytest.mark.parametrize("others", [torch.bfloat16, torch.float16])
+def test_zeros_of_a_layer_under_another_type_are_of_the_same_fault(
+    tmp_path: Path, others: torch.dtype
+) -> None:
+    """Unless the other layers were cast to that type: there zeros may have been, too."""
+    held = weights(torch.bfloat16)
+    held |= {f"model.layers.{k}.mlp.gate_proj.bias": torch.zeros(40).bfloat16() for k in range(2)}
+    first = {n: x.view(torch.float16) for n, x in held.items() if "layers.0." in n}
+    rest = {n: x.to(others) for n, x in held.items() if "layers.1." in n}
+    a, b = write_hf(tmp_path / "a", held), write_hf(tmp_path / "b", first | rest)
+    faults = {f.kind: {*f.tensors} for f in intarsia.verify(a, b).faults}
+    if others == torch.bfloat16:
+        assert faults == {"dtype-relabelled": {*first}}
+    else:
+        assert faults["dtype-relabelled"] == {*NAMES[:2]}
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_side_and_the_file_that_name_the_wrong_type_are_named(
     tmp_path: Path, dtype: torch.dtype

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 from itertools import combinations, pairwise
 from operator import itemgetter
@@ -151,15 +152,25 @@ def mixed_dtypes(manifest: Manifest) -> Iterator[Fault]:
     for stored in manifest.stored.values():
         key = place_of(_first(stored)).kind, place_of(stored.name).template
         alike.setdefault(key, {}).setdefault(stored.dtype.name, []).append(stored)
-    for (_, template), by_type in alike.items():
-        if by_type.keys() in _MISTAKEN:
-            few_, many = sorted(by_type, key=lambda t: len(by_type[t]))
-            shapes = {stored.shape for stored in by_type[many] if stored.layout.size > 1}
-            floats = all(held[0].dtype.floating for held in by_type.values())
-            names = [_first(s) for s in by_type[few_] if floats or s.shape in shapes]
-            rest = f"the other {len(by_type[many])} of `{template}` in {many}"
-            if names:
-                yield Fault("dtype-mixed", tuple(names), "", f"{few(names)} in {few_}, {rest}")
+    both = [x for x in alike.items() if x[1].keys() in _MISTAKEN]
+    counts = [{name: len(held) for name, held in by_type.items()} for _, by_type in both]
+    rare = Counter(min(x, key=lambda t: x[t]) for x in counts if len({*x.values()}) > 1)
+    causes: dict[tuple[object, ...], list[tuple[str, list[str], int]]] = {}
+    for ((_, template), by_type), count in zip(both, counts, strict=True):
+        # Where two layers have one each, the rarer type is that of the other tensors.
+        few_, many = sorted(count, key=lambda t: (count[t], -rare[t]))
+        shapes = {stored.shape for stored in by_type[many] if stored.layout.size > 1}
+        floats = all(held[0].dtype.floating for held in by_type.values())
+        names = [_first(s) for s in by_type[few_] if floats or s.shape in shapes]
+        if names:
+            layers = frozenset(place_of(name).layer_of_stack for name in names)
+            causes.setdefault((few_, many, layers), []).append((template, names, count[many]))
+    for (few_, many, _), found in causes.items():
+        odd = tuple(name for _, names, _ in found for name in names)
+        rest = f"the other {found[0][2]} of `{found[0][0]}`"
+        if len(found) > 1:
+            rest = f"the others of {few([f'`{template}`' for template, *_ in found])}"
+        yield Fault("dtype-mixed", odd, "", f"{few(odd)} in {few_}, {rest} in {many}")
 
 
 def beyond_configuration(manifest: Manifest) -> Iterator[Fault]:

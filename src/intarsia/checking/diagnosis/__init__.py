@@ -21,7 +21,7 @@ from intarsia.checking.diagnosis.hypotheses.groups import RelatedTensors
 from intarsia.checking.diagnosis.hypotheses.moves import find_moves, is_table
 from intarsia.checking.diagnosis.hypotheses.values import ROUNDED
 from intarsia.checking.diagnosis.quantised_parts import find_of_part
-from intarsia.checking.diagnosis.relabelled import RELABELLED, relabelled
+from intarsia.checking.diagnosis.relabelled import named_otherwise, relabelled
 from intarsia.checking.diagnosis.search import (
     explain_difference,
     rounded_as_others,
@@ -70,15 +70,15 @@ def diagnose(
     """Explain every pair that differs, and sum the explanations up."""
     found: dict[Pair, Finding] = {}
     open_: dict[Pair, Evidence] = {}
-    named: list[Unequal] = []
+    named = named_otherwise(unequal)
     # A window is held in A's order, in that of a hypothesis, and as numbers.
     thrifty = replace(budget, memory_bytes=budget.memory_bytes // 2)
     for u in unequal:
         e = Evidence(a, b, u.pair, u.first, thrifty)
         if u.pair.a.shape != u.pair.b.shape:
             found[u.pair] = find_reshaped(a, b, u.pair, budget)
-        elif u.kind == RELABELLED:
-            named.append(u)
+        elif u.pair in named:
+            pass
         elif u.kind:
             n = u.elements
             found[u.pair] = Finding(u.pair.a.name, u.kind, u.text, u.text, u.text, n, n)
@@ -88,7 +88,7 @@ def diagnose(
             found[u.pair] = counted
         else:
             open_[u.pair] = e
-    found.update(relabelled(a, b, named, budget))
+    found.update(relabelled(a, b, named.values(), budget))
     for pair, move in find_moves(list(open_.values())).items():
         change = move.change
         found[pair] = Finding(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,13 +23,31 @@ _FEWEST = 64
 RELABELLED = "dtype-relabelled"
 
 
+def named_otherwise(unequal: Sequence[Unequal]) -> dict[Pair, Unequal]:
+    """The pairs that differ by the name of their type alone.
+
+    Of zeros the numbers are equal as well: they are of these, unless others of their types were cast.
+    """
+    named = {_types(u): u for u in unequal if u.kind == RELABELLED}
+    cast = {_types(u) for u in unequal if not u.same_bits}
+    return {
+        u.pair: replace(u, kind=RELABELLED, text=named[_types(u)].text)
+        for u in unequal
+        if u.kind == RELABELLED or (_types(u) in named and _types(u) not in cast)
+    }
+
+
+def _types(u: Unequal) -> tuple[str, str]:
+    return u.pair.a.dtype.name, u.pair.b.dtype.name
+
+
 def relabelled(
-    a: Checkpoint, b: Checkpoint, unequal: Sequence[Unequal], budget: Budget
+    a: Checkpoint, b: Checkpoint, unequal: Iterable[Unequal], budget: Budget
 ) -> Iterator[tuple[Pair, Finding]]:
     """A finding for each pair that differs by the name of its type alone, the side named where all that tell it agree."""
     groups: dict[tuple[str, str], list[Unequal]] = {}
     for u in unequal:
-        groups.setdefault((u.pair.a.dtype.name, u.pair.b.dtype.name), []).append(u)
+        groups.setdefault(_types(u), []).append(u)
     for group in groups.values():
         sides = {side for u in group if (side := _wrong_side(a, b, u.pair, budget))}
         (wrong,) = sides if len(sides) == 1 else ("",)

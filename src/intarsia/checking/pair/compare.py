@@ -281,7 +281,8 @@ def _judged(pair: Pair, found: _Found) -> Unequal | None:
         kind, story = _story(pair, exact.count, beyond.count, found.same_bits)
         text = f"{pair.a.dtype} in A, {pair.b.dtype} in B; {story}"
         shown = beyond if beyond.count else exact
-        return Unequal(pair, shown.count, shown.first or (), shown.most, kind, text)
+        first, most = shown.first or (), shown.most
+        return Unequal(pair, shown.count, first, most, kind, text, found.same_bits)
     return None if exact.first is None else Unequal(pair, exact.count, exact.first, exact.most)
 
 

@@ -27,7 +27,8 @@ AT_ONCE = 1 << 18
 class Unequal:
     """A pair that differs: in how many elements, first where, and by how much.
 
-    `text` says how their element types differ; a `kind` with it says that this is all.
+    `text` says how their element types differ; a `kind` with it says that this is all.  `same_bits` says that
+    elements of unlike types are the same bits.
     """
 
     pair: Pair
@@ -36,6 +37,7 @@ class Unequal:
     max_abs: float | int
     kind: str = ""
     text: str = ""
+    same_bits: bool = False
 
 
 @dataclass
