@@ -155,7 +155,7 @@ def mixed_dtypes(manifest: Manifest) -> Iterator[Fault]:
     both = [x for x in alike.items() if x[1].keys() in _MISTAKEN]
     counts = [{name: len(held) for name, held in by_type.items()} for _, by_type in both]
     rare = Counter(min(x, key=lambda t: x[t]) for x in counts if len({*x.values()}) > 1)
-    causes: dict[tuple[object, ...], list[tuple[str, list[str], int]]] = {}
+    causes: dict[tuple[str, str, frozenset[object]], list[tuple[str, list[str], int]]] = {}
     for ((_, template), by_type), count in zip(both, counts, strict=True):
         # Where two layers have one each, the rarer type is that of the other tensors.
         few_, many = sorted(count, key=lambda t: (count[t], -rare[t]))
@@ -163,7 +163,7 @@ def mixed_dtypes(manifest: Manifest) -> Iterator[Fault]:
         floats = all(held[0].dtype.floating for held in by_type.values())
         names = [_first(s) for s in by_type[few_] if floats or s.shape in shapes]
         if names:
-            layers = frozenset(place_of(name).layer_of_stack for name in names)
+            layers: frozenset[object] = frozenset(place_of(name).layer_of_stack for name in names)
             causes.setdefault((few_, many, layers), []).append((template, names, count[many]))
     for (few_, many, _), found in causes.items():
         odd = tuple(name for _, names, _ in found for name in names)
