@@ -192,6 +192,14 @@ def test_state_beside_a_copy_of_the_model_is_the_models(word: str, tmp_path: Pat
         assert "optimizer.exp_avg.weight" in found
 
 
+def test_numbers_are_no_copys_parameters_whatever_its_form(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 2)
+    shadow = {"shadow_params": [x.detach() + 1 for x in model.parameters()], "decay": 0.9}
+    held = {"model": model.state_dict(), "ema": shadow, "opt": trained(model).state_dict()}
+    with intarsia.open(write_dcp(tmp_path / "a", {"app": held})) as found:
+        assert "optimizer.exp_avg.weight" in found
+
+
 @pytest.mark.parametrize("numbered", [True, False])
 def test_names_lead_to_a_part_beside_the_model(numbered: bool, tmp_path: Path) -> None:
     model, head = torch.nn.Linear(3, 2), torch.nn.Sequential(torch.nn.Linear(3, 2))

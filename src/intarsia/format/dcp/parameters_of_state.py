@@ -20,6 +20,7 @@ from intarsia.format.optimizer_state.numbered_state import (
 from intarsia.format.optimizer_state.optimizer_names import state_in, unnumbered_error
 from intarsia.format.optimizer_state.whose_state import Parts, may_be_trained
 from intarsia.frozen import frozen
+from intarsia.mesh import Shape
 from intarsia.store.reading.folder import Folder
 
 
@@ -63,16 +64,9 @@ def parameters_of_state(
     groups = group_lists(folder, metadata, root)
     if not states and not any(type(n) is int for g in groups for n in g.get("params") or ()):
         return StateParameters({})
-    order = {
-        sections.names[name]: tensors[name].shape
-        for name in metadata.paths
-        if name in sections.names and tensors[name].dtype.floating
-    }
-    beside = [
-        sections.names[name]
-        for name, path in metadata.paths.items()
-        if name in sections.names and not sections.is_models(name, path)
-    ]
+    places = _places(metadata, sections)
+    order = {sections.names[name]: tensors[name].shape for name in places}
+    beside = [sections.names[name] for name, (part, _) in places.items() if part != parts.model]
 
     def named(name: str) -> str:
         plain = bare(name)
@@ -94,23 +88,32 @@ def parameters_of_state(
         return StateParameters({}, unclear=unclear)
 
 
-def _parts(metadata: Metadata, sections: Sections, where: str, *, asked: bool) -> Parts:
-    """The model and what may be trained beside it; without what is left out where the user named the optimizer, too."""
-    model = sections.label or TOP
-    keys: dict[str, dict[str, str]] = {model: {}}
+def _places(metadata: Metadata, sections: Sections) -> dict[str, tuple[str, str]]:
+    """The part of each tensor that may be trained, among those that are read, and its name inside of that."""
+    model, found = sections.label or TOP, dict[str, tuple[str, str]]()
+    depth = len(sections.label.split("."))
     for key, path in metadata.paths.items():
-        if key not in sections.names:
+        if key not in sections.names or not metadata.tensors[key].dtype.floating:
             continue
         if sections.is_models(key, path):
-            keys[model][sections.names[key]] = key
-        else:
-            keys.setdefault(str(path[0]), {})[bare(".".join(map(str, path[1:])))] = key
-    apart = {} if asked else sections.others
-    keys |= {label: {own: key for key, own in held.items()} for label, held in apart.items()}
-    tensors = metadata.tensors
-    held = {
-        label: {own: tensors[key].shape for own, key in of.items() if tensors[key].dtype.floating}
-        for label, of in keys.items()
-        if label == model or may_be_trained(label)
-    }
+            found[key] = model, sections.names[key]
+            continue
+        words = [str(word) for word in path]
+        at = max(1, min(depth, len(words) - 1))
+        if may_be_trained(part := ".".join(words[:at])):
+            found[key] = part, bare(".".join(words[at:]))
+    return found
+
+
+def _parts(metadata: Metadata, sections: Sections, where: str, *, asked: bool) -> Parts:
+    """The parts of the saved dict; where the user named the optimizer, only those that are read."""
+    model, tensors = sections.label or TOP, metadata.tensors
+    held: dict[str, dict[str, Shape]] = {model: {}}
+    for key, (part, name) in _places(metadata, sections).items():
+        held.setdefault(part, {})[name] = tensors[key].shape
+    apart = {} if asked else {k: of for k, of in sections.others.items() if may_be_trained(k)}
+    for label, of in apart.items():
+        held[label] = {
+            name: tensors[key].shape for key, name in of.items() if tensors[key].dtype.floating
+        }
     return Parts(held, model, frozenset(apart), str(sections.optimizer), where)
