@@ -21,6 +21,7 @@ from intarsia.checking.diagnosis.hypotheses.groups import RelatedTensors
 from intarsia.checking.diagnosis.hypotheses.moves import find_moves, is_table
 from intarsia.checking.diagnosis.hypotheses.values import ROUNDED
 from intarsia.checking.diagnosis.quantised_parts import find_of_part
+from intarsia.checking.diagnosis.rearranged.per_row import ordered_as_matrices
 from intarsia.checking.diagnosis.relabelled import named_otherwise, relabelled
 from intarsia.checking.diagnosis.search import (
     explain_difference,
@@ -106,6 +107,7 @@ def diagnose(
     for u in left:
         if rounded and found[u.pair].kind != ROUNDED:
             found[u.pair] = rounded_as_others(open_[u.pair], rounded) or found[u.pair]
+    found.update([*ordered_as_matrices([open_[u.pair] for u in left], found)])
     findings = tuple(found[u.pair] for u in unequal)
     faults = (
         *missing("B", matched.only_in_a, b.manifest.logical, table),

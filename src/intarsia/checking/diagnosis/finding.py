@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from intarsia.checking.diagnosis.hypotheses.moves import Move
-from intarsia.checking.diagnosis.hypothesis import NEARLY_ALL
+from intarsia.checking.diagnosis.hypothesis import NEARLY_ALL, Shuffle
 from intarsia.checking.diagnosis.where.whereabouts import Whereabouts
 from intarsia.frozen import frozen_open
+from intarsia.layout import Layout
 
 UNEXPLAINED = "unexplained"
 LOST = {"stale": "rank-stale", "zero": "rank-zero", "duplicated": "rank-duplicated", "nan": "nan"}
@@ -25,7 +26,7 @@ class Finding:
     tensor's numbers.  `moved` says that it tells of places, and `side` whose: where each element of that side lies
     in the other.  `whole` says that nearly every element of the tensor differs, `all_over` that what
     is said holds of every element, of those that are equal too.  `second` is what happened to the tensor besides.  `where` gives the rows, ranks, files and bytes,
-    where these say more than the kind does.  `of_block` is what is said of a block, without its name,
+    where these say more than the kind does.  `order` is that of all elements, where it tells of their places.  `of_block` is what is said of a block, without its name,
     and `known` what is known of differences that nothing explains.
     """
 
@@ -44,6 +45,7 @@ class Finding:
     move: Move | None = None
     second: Finding | None = None
     where: Whereabouts | None = None
+    order: Layout | Shuffle | None = None
     of_block: str = ""
     known: str = ""
 

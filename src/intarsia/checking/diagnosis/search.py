@@ -119,11 +119,11 @@ def with_place(found: Finding) -> Finding:
 
 
 def _found(e: Evidence, h: Hypothesis, score: Score, how: str = "") -> Finding:
+    order = h.predict if isinstance(h.predict, Layout | Shuffle) else None
     return Finding(
         e.name, h.kind, f"{h.text}{how}: {score}", h.text + how, h.key or h.text,
         score.explained, score.differing, whole=score.differing >= 0.8 * prod(e.shape),
-        all_over=score.exact,
-        moved=isinstance(h.predict, Layout | Shuffle),
+        all_over=score.exact, moved=order is not None, order=None if how else order,
     )  # fmt: skip
 
 

@@ -100,5 +100,5 @@ def _first(
     explained = min(explained, differing)
     return Finding(
         e.name, h.kind, text, h.text, h.key or h.text, explained, differing, whole,
-        moved=True, second=second,
+        moved=True, second=second, order=h.predict if isinstance(h.predict, Layout) else None,
     )  # fmt: skip
