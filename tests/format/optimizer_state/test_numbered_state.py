@@ -234,3 +234,17 @@ def test_numbers_of_two_parts_alike_may_be_in_either_order(tmp_path: Path) -> No
         assert "optimizer.exp_avg.0" in found
         assert "optimizer.exp_avg.weight" not in found
         assert "model, then head\n  head, then model" in str(found.manifest.state_unclear)
+
+
+@pytest.mark.parametrize("keys", [("optimizer", "head_optimizer"), ("optim_model", "optim_head")])
+def test_a_part_with_an_optimizer_of_its_own_leaves_the_other_to_the_model(
+    keys: tuple[str, str], tmp_path: Path
+) -> None:
+    parts = {"model": torch.nn.Linear(3, 2), "head": torch.nn.Linear(3, 2)}
+    trained_ = {key: trained(part) for key, part in zip(keys, parts.values(), strict=True)}
+    held = {key: each.state_dict() for key, each in (parts | trained_).items()}
+    src = write_dcp(tmp_path / "a", held)
+    for (key, part), optimizer in zip(parts.items(), trained_.values(), strict=True):
+        with intarsia.open(src, section=key) as found:
+            moment = found["optimizer.exp_avg.weight"][:]
+        assert torch.equal(moment, optimizer.state[part.weight]["exp_avg"])

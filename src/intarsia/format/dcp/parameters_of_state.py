@@ -9,7 +9,7 @@ from intarsia.family import Table
 from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.naming.find_sections import known_name_in
 from intarsia.format.naming.section import TOP
-from intarsia.format.naming.sections import Sections
+from intarsia.format.naming.sections import Sections, belongs
 from intarsia.format.naming.wrappers import bare, without_wrappers
 from intarsia.format.optimizer_state.numbered_state import (
     NumberedState,
@@ -100,9 +100,18 @@ def _places(metadata: Metadata, sections: Sections) -> dict[str, tuple[str, str]
             continue
         words = [str(word) for word in path]
         at = max(1, min(depth, len(words) - 1))
-        if may_be_trained(part := ".".join(words[:at])):
+        if _may_be_its(sections, part := ".".join(words[:at])):
             found[key] = part, bare(".".join(words[at:]))
     return found
+
+
+def _may_be_its(sections: Sections, part: str) -> bool:
+    """Whether the optimizer that is read may train a part: one with an optimizer of its own needs no other."""
+    root = str(sections.optimizer)
+    its = belongs(root, part)
+    if not may_be_trained(part) or (belongs(root, sections.label) and not its):
+        return False
+    return not any(belongs(other, part) for other in sections.roots if other != root)
 
 
 def _parts(metadata: Metadata, sections: Sections, where: str, *, asked: bool) -> Parts:
@@ -111,7 +120,9 @@ def _parts(metadata: Metadata, sections: Sections, where: str, *, asked: bool) -
     held: dict[str, dict[str, Shape]] = {model: {}}
     for key, (part, name) in _places(metadata, sections).items():
         held.setdefault(part, {})[name] = tensors[key].shape
-    apart = {} if asked else {k: of for k, of in sections.others.items() if may_be_trained(k)}
+    apart = (
+        {} if asked else {k: of for k, of in sections.others.items() if _may_be_its(sections, k)}
+    )
     for label, of in apart.items():
         held[label] = {
             name: tensors[key].shape for key, name in of.items() if tensors[key].dtype.floating

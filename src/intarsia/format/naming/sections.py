@@ -165,9 +165,9 @@ def _optimizer_of(
     named = [root for root in roots if root.removesuffix(".") in chosen]
     if len(named) == 1:
         return named[0], None
-    left = [root for root in roots if not any(_belongs(root, other) for other in others)]
-    mine = [root for root in left if model.label and _belongs(root, model)] or left
-    tied = any(_belongs(root, model) for root in mine)
+    left = [root for root in roots if not any(belongs(root, other.label) for other in others)]
+    mine = [root for root in left if belongs(root, model.label)] or left
+    tied = any(belongs(root, model.label) for root in mine)
     if len(mine) == 1 and (tied or model.own or not others):
         return mine[0], None
     if not mine or (not tied and not model.own and any(other.own for other in others)):
@@ -182,12 +182,12 @@ def _optimizer_of(
     )
 
 
-def _belongs(root: str, section: Section) -> bool:
+def belongs(root: str, label: str) -> bool:
     """Whether an optimizer lies inside or beside a section, or has its word."""
-    if not section.label:
+    if not label:
         return False
-    *parent, word = section.label.split(".")
-    if root.startswith(f"{section.label}."):
+    *parent, word = label.split(".")
+    if root.startswith(f"{label}."):
         return True
     home = root.removesuffix(".").split(".")
     if parent and home[:-1] == parent and not all(p in OWN for p in parent):
