@@ -463,3 +463,49 @@ def test_the_page_of_a_report_names_no_format() -> None:
         text = path.read_text()
         named = [*_FILE.findall(text), *re.findall(rf"\b({'|'.join(BUILT_IN)})\b", text)]
         assert not named, f"{path.relative_to(SOURCE)} names {named}: ask the Format"
+
+
+SENTENCES = {"brief", "diagnosis", "hint", "means", "message", "text", "title", "what"}
+"""Attributes that are words for people."""
+
+CUTS = {
+    "endswith", "find", "findall", "finditer", "fullmatch", "index", "match", "partition", "removeprefix", "removesuffix",
+    "rfind", "rpartition", "rsplit", "search", "split", "startswith",
+}  # fmt: skip
+"""Methods of texts and of patterns, and functions of `re`, that take a text apart."""
+
+
+def test_no_code_takes_a_sentence_apart() -> None:
+    """What a sentence says is a value beside it, the place of an error too; only lines are told apart."""
+    for path in files():
+        found = [f"{node.lineno}: {ast.unparse(node)}" for node in _taking_apart(tree_of(path))]
+        assert not found, f"{path.relative_to(SOURCE)} {found}"
+
+
+def _taking_apart(tree: ast.Module) -> Iterator[ast.expr]:
+    caught = {n.name for n in ast.walk(tree) if isinstance(n, ast.ExceptHandler)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=cut, attr=name), args=given) if name in CUTS:
+                by_line = any(ast.unparse(x) in ("'\\n'", "chr(10)") for x in given)
+                said = any(_is_sentence(x, caught) for x in (cut, *given))
+                if said and not by_line:
+                    yield node
+
+
+def _is_sentence(node: ast.expr, caught: set[str | None]) -> bool:
+    match node:
+        case ast.Attribute(attr=name):
+            return name in SENTENCES
+        case ast.Call(func=ast.Name(id="str"), args=[ast.Name(id=name)]):
+            return name in caught
+    return False
+
+
+def test_an_error_is_given_its_place_beside_its_sentence() -> None:
+    joining = {"errors.py", "checking/fault.py"}
+    for path in files():
+        texts = (n.value for n in ast.walk(tree_of(path)) if isinstance(n, ast.Constant))
+        if str(path.relative_to(SOURCE)) not in joining:
+            wrong = [text for text in texts if isinstance(text, str) and " - at " in text]
+            assert not wrong, f"{path.relative_to(SOURCE)}: {wrong}: give at="

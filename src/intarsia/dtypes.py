@@ -75,15 +75,16 @@ def dtype_of_header(name: str, where: str) -> DType:
     found = BY_NAME.get(name) or BY_TORCH.get(name)
     if found is not None:
         return found
-    text = f"element type {name!r} is not supported - at {where}\n  known: {', '.join(BY_NAME)}"
+    text = f"element type {name!r} is not supported\n  known: {', '.join(BY_NAME)}"
     if name in _NOT_OF_TORCH:
         raise UnsupportedError(
             text,
+            at=where,
             hint="torch has no such element type: dequantise with the library that wrote it, and"
             " save again",
         )
     raise FormatError(
-        text, hint="no known version of safetensors has it: the header may be damaged"
+        text, at=where, hint="no known version of safetensors has it: the header may be damaged"
     )
 
 

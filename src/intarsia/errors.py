@@ -48,7 +48,10 @@ def check_flags(**given: object) -> None:
 
 
 class IntarsiaError(Exception):
-    """The parent of every error that Intarsia raises on purpose."""
+    """The parent of every error that Intarsia raises on purpose.
+
+    `what` is the first line of its message, but for the place, `at`.
+    """
 
     exit_status = 2
     kind = "unreadable"
@@ -62,8 +65,10 @@ class IntarsiaError(Exception):
         kind: str | None = None,
         path: PurePath | None = None,
         tensors: tuple[str, ...] = (),
+        at: object = "",
     ) -> None:
-        super().__init__(message)
+        self.what, newline, more = message.partition("\n")
+        super().__init__(f"{self.what} - at {at}{newline}{more}" if at else message)
         self.hint = hint
         self.kind = kind or self.kind
         self.path = path
@@ -198,9 +203,10 @@ class StoreError(IntarsiaError):
         hint: str | None = None,
         kind: str | None = None,
         path: PurePath | None = None,
+        at: object = "",
         lost: bool = False,
     ) -> None:
-        super().__init__(message, hint=hint, kind=kind, path=path)
+        super().__init__(message, hint=hint, kind=kind, path=path, at=at)
         self.lost = lost
 
 

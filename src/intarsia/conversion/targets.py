@@ -154,7 +154,8 @@ def _check_halves(src: Manifest, request: Request) -> None:
         if weight is not None and (state.dtype.name, weight.dtype.name) == ("I16", "BF16"):
             raise UsageError(
                 f"`{name}` is {state.dtype}: what the bf16 weight lacks of its main weight, which means nothing beside"
-                f" weights of {request.dtype} - at {src.path}",
+                f" weights of {request.dtype}",
+                at=src.path,
                 hint="leave --dtype out, or take only the weights with --optimizer drop",
             )
 

@@ -78,9 +78,10 @@ def _contradiction(found: Sequence[StaleElements], src: Manifest, hint: str) -> 
     total = sum(x.elements for x in found)
     return PrecisionError(
         f"{total:,} elements of {len(found)} weights are not their fp32 main weights rounded to"
-        f" {dtype}: one of the two is stale - at {src.path}\n"
+        f" {dtype}: one of the two is stale\n"
         f"  first: {first.name}{list(first.first)} is {first.weight!r},"
         f" {master_of(first.name)} there is {first.master!r}",
+        at=src.path,
         hint=hint,
         kind="master-differs",
     )

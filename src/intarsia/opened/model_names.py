@@ -127,7 +127,8 @@ def _complain_of_others(
     for name, want in model.misshapen({name: s.shape for name, s in held.items()}):
         s = held[name]
         error = FamilyError(
-            f"`{name}` has shape {list(s.shape)}, config.json gives {kind} {list(want)} - at {src.path}",
+            f"`{name}` has shape {list(s.shape)}, config.json gives {kind} {list(want)}",
+            at=src.path,
             hint=about,
             kind=shape_fault(name, s.shape, want),
             tensors=(name,),
@@ -136,7 +137,7 @@ def _complain_of_others(
     beyond = [*model.beyond(strange, [name for name in held if name not in strange])]
     if beyond:
         text = f"{len(beyond):,} tensors are of layers that config.json does not give {kind}: {few(beyond)}"
-        error = FamilyError(f"{text} - at {src.path}", tensors=tuple(beyond))
+        error = FamilyError(text, at=src.path, tensors=tuple(beyond))
         files = dict.fromkeys(file for name in beyond for file in files_of_tensor(held[name]))
         complain(Complaint(error, tuple(files), tuple(beyond)))
 

@@ -33,7 +33,8 @@ def refuse_faults(quantised: QuantisedWeights, path: str) -> None:
         return
     first, more = quantised.faults[0], len(quantised.faults) - 1
     raise FormatError(
-        f"{first.text}{f'; and {more:,} more faults of scales' if more else ''} - at {path}",
+        f"{first.text}{f'; and {more:,} more faults of scales' if more else ''}",
+        at=path,
         hint="restore the tensors from the source; `intarsia verify` lists every one",
         kind=first.kind,
     )

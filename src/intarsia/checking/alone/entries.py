@@ -55,7 +55,7 @@ def damaged_entry(folder: Folder, entry: Entry, known: Collection[str] = ()) -> 
         error.raise_unless_fault()
         if entry.file in known and error.kind == "file-too-short":
             return
-        wrong = error.brief.partition(" - at ")[0]
+        wrong = error.what
     if wrong:
         where = f"{entry.file} byte {entry.start_bytes:,}"
         text = f"the object `{entry.name}` is damaged: {wrong}"

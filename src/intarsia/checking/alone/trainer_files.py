@@ -73,4 +73,4 @@ def _wrong(folder: Folder, name: str, window_bytes: int) -> str:
     try:
         return wrong_member(partial(folder.read, name), size, name, window_bytes)
     except FormatError as error:
-        return error.brief.partition(" - at ")[0]
+        return error.what

@@ -78,7 +78,8 @@ def locate(folder: Folder, stored: Stored, chunk: Chunk) -> Located:
     if payload.dtype != stored.dtype or payload.shape != chunk.box.shape:
         raise FormatError(
             f"the metadata says {stored.dtype} {list(chunk.box.shape)}, the archive holds"
-            f" {payload.dtype} {list(payload.shape)} - at {where}",
+            f" {payload.dtype} {list(payload.shape)}",
+            at=where,
             hint="the data file is another checkpoint's, or damaged",
             kind="chunk-mismatch",
         )

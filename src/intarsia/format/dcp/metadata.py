@@ -108,7 +108,8 @@ def read_metadata(data: bytes, where: str, complain: Complain = refuse) -> Metad
         found, lost = made_once(where, data, lambda: _read(data, where))
     if lost:
         never = FormatError(
-            f"{len(lost)} entries are described but were never stored: {few(lost, 5)} - at {where}",
+            f"{len(lost)} entries are described but were never stored: {few(lost, 5)}",
+            at=where,
             hint="a writer thread failed while saving; this checkpoint is incomplete",
             kind="elements-missing",
         )
@@ -133,19 +134,20 @@ def read_pickled(data: bytes, where: str) -> tuple[Metadata, list[str]]:
     if not isinstance(described, dict) or not isinstance(stored, dict):
         raise FormatError(
             f"no checkpoint metadata: found {brief(loaded)}, expected torch's Metadata with "
-            f"state_dict_metadata and storage_data - at {where}"
+            "state_dict_metadata and storage_data",
+            at=where,
         )
     try:
         return _matched(described, _places(stored), fields, len(data))
     except FormatError as error:
         hint = error.hint or "the metadata is damaged: restore it, or save the checkpoint again"
         raise type(error)(
-            f"{error.brief} - at {where}", hint=hint, kind=error.kind, tensors=error.tensors
+            error.brief, at=where, hint=hint, kind=error.kind, tensors=error.tensors
         ) from None
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         cause = f"{type(error).__name__}: {error}"
         raise FormatError(
-            f"the metadata does not have torch's structure ({cause}) - at {where}"
+            f"the metadata does not have torch's structure ({cause})", at=where
         ) from error
 
 

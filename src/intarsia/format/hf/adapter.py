@@ -71,7 +71,8 @@ def check_adapter(
         complain(Complaint(_without_root(astray, len(modules), root)))
     for text, names in faults:
         error = FamilyError(
-            f"{text} - at {root / CONFIG}",
+            text,
+            at=root / CONFIG,
             hint="the configuration and the weights belong to different adapters: restore the"
             " one that is wrong",
         )
@@ -83,7 +84,8 @@ def check_adapter(
 def _without_root(astray: list[str], of: int, root: PurePath) -> ForeignNamesError:
     return ForeignNamesError(
         f"the factors of {len(astray)} of {of} modules do not have names that begin with {ROOT!r}:"
-        f" {few([f'`{module}`' for module in astray], 3)} - at {root}",
+        f" {few([f'`{module}`' for module in astray], 3)}",
+        at=root,
         hint=f"PEFT loads the model without them: save with PEFT's save_pretrained, or put {ROOT!r}"
         " before these names",
     )

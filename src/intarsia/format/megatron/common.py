@@ -49,7 +49,7 @@ def read_common(folder: Folder, metadata: Metadata) -> dict[str, Any]:
         )
     state = read_state(data, where)
     if not isinstance(state, dict):
-        raise FormatError(f"the common state is not a dictionary - at {where}")
+        raise FormatError("the common state is not a dictionary", at=where)
     return state
 
 

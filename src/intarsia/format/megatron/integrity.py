@@ -18,5 +18,5 @@ def recorded_in(folder: Folder) -> Recorded | None:
     found = parse_json(folder.read_all(INTEGRITY), where)
     files = found.get("files") if isinstance(found, dict) else None
     if not isinstance(files, dict) or found.get("algorithm", "sha256") != "sha256":
-        raise FormatError(f"no list of files with their SHA-256 - at {where}")
+        raise FormatError("no list of files with their SHA-256", at=where)
     return Recorded(INTEGRITY, {check_name(name, where): str(x) for name, x in files.items()})

@@ -105,7 +105,8 @@ class MegatronFormat(Archives):
             if having and lost and not (what == "step" and src.format == "torch_dist"):
                 raise CoverageError(
                     f"{len(lost)} of {len(trained)} parameters with optimizer state have no {what}, the"
-                    f" other {len(having)} have one: {few(lost, 4)} - at {src.path}",
+                    f" other {len(having)} have one: {few(lost, 4)}",
+                    at=src.path,
                     hint="use a checkpoint that has all of them, or only the weights with --optimizer drop",
                 )
 

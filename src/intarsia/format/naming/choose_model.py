@@ -64,7 +64,8 @@ def _is_model(loose: Section, found: Collection[Section]) -> bool:
 def _several(rivals: Sequence[Section], where: str, carried: str = "") -> SectionError:
     listed = "".join(f"\n  {section}" for section in rivals)
     return SectionError(
-        f"{len(rivals)} sections may be the model - at {where}{listed}",
+        f"{len(rivals)} sections may be the model{listed}",
+        at=where,
         hint=f"choose one with --section {rivals[0].label or TOP} (section= in Python){carried}",
     )
 

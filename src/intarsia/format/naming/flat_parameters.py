@@ -39,4 +39,4 @@ def what_they_are(flat: Iterable[str]) -> str:
 def refuse_flat(flat: Iterable[str], where: str, instead: str = "") -> None:
     """Raise where parameters of a model are asked for and there are flat ones."""
     if held := tuple(flat):
-        raise ForeignNamesError(f"{what_they_are(held)} - at {where}", hint=SAVE_AGAIN + instead)
+        raise ForeignNamesError(what_they_are(held), at=where, hint=SAVE_AGAIN + instead)

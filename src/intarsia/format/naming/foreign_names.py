@@ -68,7 +68,8 @@ def foreign_names(
         count = f"{len(names)} of {of} tensors do not have"
     step = step or usual or "if the configuration is another model's, give the right one"
     return ForeignNamesError(
-        f"{count} a name that {family} has on the hub{homes}{kind}: {shown} - at {where}",
+        f"{count} a name that {family} has on the hub{homes}{kind}: {shown}",
+        at=where,
         hint=f"{step}; or {_BY_NAME}",
     )
 

@@ -160,7 +160,8 @@ def _mistakable(
         if root is None or (odd and is_state(key) and not state_in(key, root)):
             error = FamilyError(
                 f"`{key}` has a name that is reserved for optimizer state, and no parameter here"
-                f" has such a state - at {where}",
+                " has such a state",
+                at=where,
                 hint="names that begin with `optimizer.` are reserved for optimizer state: if it"
                 " is a submodule of the model, rename it in the state dict and save again",
                 tensors=(key,),
@@ -266,7 +267,8 @@ def _named(
         if param.layout.shape != s.shape:
             error = FamilyError(
                 f"`{s.on_disk}` has shape {list(s.shape)}, config.json of {table.family}"
-                f" gives {list(param.layout.shape)} - at {where}",
+                f" gives {list(param.layout.shape)}",
+                at=where,
                 hint="the configuration is another model's, or the tensor is damaged",
                 kind=shape_fault(s.name, s.shape, param.layout.shape),
                 tensors=(s.on_disk,),

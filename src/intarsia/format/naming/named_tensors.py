@@ -53,7 +53,7 @@ def unique(
     for name, s in named:
         if name in found:
             error = FamilyError(
-                f"{found[name].key!r} and {s.key!r} are both `{name}` - at {where}", tensors=(name,)
+                f"{found[name].key!r} and {s.key!r} are both `{name}`", at=where, tensors=(name,)
             )
             complain(Complaint(error, files_of_tensor(s)))
             continue

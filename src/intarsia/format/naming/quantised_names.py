@@ -77,7 +77,8 @@ def packed_misfits(
         if row is not None and not fits_shape(w, row.layout.shape):
             error = FamilyError(
                 f"`{w.main.name}` has shape {list(w.main.shape)} ({w.label}), config.json of"
-                f" {family} gives the weight {list(row.layout.shape)} - at {where}",
+                f" {family} gives the weight {list(row.layout.shape)}",
+                at=where,
                 hint="the configuration is another model's, or the tensor is damaged",
                 kind="shape-wrong",
                 tensors=(w.main.name,),

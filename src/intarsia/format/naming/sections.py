@@ -176,7 +176,8 @@ def _optimizer_of(
     which = "is" if len(mine) == 1 else "are"
     return None, FamilyError(
         f"nothing says which optimizer belongs to section {model.label or TOP!r}: there {which}"
-        f" {listed} - at {where}",
+        f" {listed}",
+        at=where,
         hint=f"name it too (--section {model.label or TOP},{mine[0].removesuffix('.')}), or"
         " leave optimizer state out (--optimizer drop)",
     )

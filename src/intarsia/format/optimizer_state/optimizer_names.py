@@ -119,7 +119,8 @@ def is_numbered_name(name: str) -> bool:
 def unnumbered_error(why: str, where: str) -> FormatError:
     """What to raise for whoever needs the parameters of numbered states."""
     return FormatError(
-        f"{NUMBERED}{': ' if why else ''}{why} - at {where}",
+        f"{NUMBERED}{': ' if why else ''}{why}",
+        at=where,
         hint="give the optimizer model.named_parameters() and save again, save its state by name"
         " (torch's get_optimizer_state_dict), or take only the weights with --optimizer drop"
         " (optimizer=None in load)",

@@ -50,7 +50,8 @@ class Parts:
         owner = next(iter(fits), self.model)
         if owner in self.apart:
             raise SectionError(
-                f"the state of {self._optimizer} is that of {owner}, which is left out - at {self.where}",
+                f"the state of {self._optimizer} is that of {owner}, which is left out",
+                at=self.where,
                 hint=f"choose both (--section {owner},{self._optimizer}), or leave optimizer state"
                 " out (--optimizer drop)",
             )
@@ -113,8 +114,9 @@ class Parts:
         alone = next((labels[0] for labels in found if len(labels) == 1), "")
         choose = f"choose one (--section {alone},{self._optimizer}), " if alone else ""
         return SectionError(
-            f"the state of {self._optimizer} may be that of any of these, and nothing says which"
-            f" - at {self.where}{listed}",
+            f"the state of {self._optimizer} may be that of any of these, and nothing says"
+            f" which{listed}",
+            at=self.where,
             hint=f"{choose}give the optimizer model.named_parameters() and save again, or leave"
             " optimizer state out (--optimizer drop; optimizer=None in load)",
         )

@@ -54,7 +54,8 @@ def tensor_in_pickle(data: bytes, where: str) -> InertTensor:
             kinds = [brief(a) for a in args if isinstance(a, type)]
             kind = kinds[-1] if kinds else brief(found)
             raise FormatError(
-                f"a plain tensor is expected, found {kind} - at {where}",
+                f"a plain tensor is expected, found {kind}",
+                at=where,
                 hint="save full or sharded plain tensors, dequantized, not a tensor subclass",
             )
         shape, stride = found.shape, found.stride
@@ -69,7 +70,8 @@ def tensor_in_pickle(data: bytes, where: str) -> InertTensor:
         if len(shape) != len(stride) or low < 0 or max(reach, elements) > stored:
             raise FormatError(
                 f"a view of shape {shape}, stride {stride}, offset {found.storage_offset} ends at "
-                f"byte {max(reach, elements)} of the {stored} stored - at {where}"
+                f"byte {max(reach, elements)} of the {stored} stored",
+                at=where,
             )
         if len(_seen) < 4096 and len(data) <= _KEPT_BYTES:
             _seen[data] = found

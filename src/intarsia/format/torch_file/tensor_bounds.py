@@ -24,5 +24,5 @@ def bytes_of(shape: Sequence[int], itemsize: int, where: str) -> int:
         size *= n
         extent *= max(n, 1)
         if extent >= 1 << 63:
-            raise FormatError(f"a tensor that needs more than 2**63 bytes - at {where}")
+            raise FormatError("a tensor that needs more than 2**63 bytes", at=where)
     return size

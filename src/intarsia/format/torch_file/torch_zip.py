@@ -115,20 +115,22 @@ def find_payload(read: ReadBytes, length: int, where: str, head: bytes = b"") ->
     if "byteorder" in members:
         order = _content(near, members, "byteorder", where)
         if order != b"little":
-            raise FormatError(f"byte order {order!r}, expected b'little' - at {where}")
+            raise FormatError(f"byte order {order!r}, expected b'little'", at=where)
     start, stored, _, described, _ = _member(members, f"data/{found.storage.key}", where)
     size = storage_bytes(found.storage)
     if (stored is not None and stored != size) or start + size > length:
         raise FormatError(
             f"a tensor of {size} bytes from byte {start} on, but {stored or length - start} bytes "
-            f"are stored in a blob of {length} - at {where}"
+            f"are stored in a blob of {length}",
+            at=where,
         )
     after = exactly(near, start + size, min(_DESCRIPTOR_BYTES, length - start - size), where)
     ends = _crc_in(after, size) is not None if described else after.startswith(_RECORDS)
     if size and not ends:
         raise FormatError(
             f"a tensor of {size} bytes from byte {start} on, but no member of the archive ends"
-            f" where they do - at {where}",
+            " where they do",
+            at=where,
             hint="the archive is damaged: copy the file again from its source",
         )
     front = head[:start] if stored is None and start <= len(head) else b""
@@ -172,15 +174,16 @@ def check_directory(
     infos = listing_of(read, length, where).infos
     members = zip_members(read, length, infos, where)
     if sum(m.size or 0 for m in members.values()) > length:
-        raise FormatError(f"members of the archive overlap - at {where}")
+        raise FormatError("members of the archive overlap", at=where)
     check_end(read, length, infos, where)
     own = {m.crc for m in members.values() if m.start == payload.start_bytes and m.size}
     if payload.length_bytes and not own:
-        raise FormatError(f"the directory does not point to the tensor's bytes - at {where}")
+        raise FormatError("the directory does not point to the tensor's bytes", at=where)
     if crc is not None and own - {crc}:
         raise FormatError(
             f"the directory says CRC-32 {max(own):08x} of the tensor's bytes, {crc:08x} is"
-            f" stored beside them - at {where}"
+            " stored beside them",
+            at=where,
         )
     for name, member in members.items():
         if member.start != payload.start_bytes:
@@ -190,7 +193,7 @@ def check_directory(
 def read_object(data: bytes, where: str) -> Any:
     """The object of a `torch.save` archive or of a bare pickle, as inert values."""
     if data.startswith(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."):
-        raise FormatError(f"a torch.save file from before torch 1.6 - at {where}")
+        raise FormatError("a torch.save file from before torch 1.6", at=where)
     if not data.startswith(b"PK"):
         return load_inert(data, where)
 
@@ -232,7 +235,7 @@ def read_outline(read: ReadBytes, length: int, where: str) -> Any:
 
 def _member(members: dict[str, Member], name: str, where: str) -> Member:
     if name not in members:
-        raise FormatError(f"no member {name} in the archive - at {where}")
+        raise FormatError(f"no member {name} in the archive", at=where)
     return members[name]
 
 
@@ -245,24 +248,22 @@ def _content(
 ) -> bytes:
     start, size, crc, _, packed = _member(members, name, where)
     if max(size or 0, packed or 0) > most_bytes:
-        raise FormatError(f"{name} has {size} bytes, at most {most_bytes} are read - at {where}")
+        raise FormatError(f"{name} has {size} bytes, at most {most_bytes} are read", at=where)
     content = exactly(read, start, size or 0 if packed is None else packed, where)
     if packed is not None:
-        content = _inflated(content, size or 0, f"{name} - at {where}")
+        content = _inflated(content, size or 0, name, where)
     if crc and (found := crc32(content)) != crc:
-        raise FormatError(f"{name} has CRC-32 {found:08x}, recorded {crc:08x} - at {where}")
+        raise FormatError(f"{name} has CRC-32 {found:08x}, recorded {crc:08x}", at=where)
     return content
 
 
-def _inflated(packed: bytes, size: int, where: str) -> bytes:
+def _inflated(packed: bytes, size: int, name: str, where: str) -> bytes:
     """What was deflated to these bytes."""
     inflating = decompressobj(-MAX_WBITS)
     try:
         content = inflating.decompress(packed, size + 1)
     except zlib_error as error:
-        raise FormatError(
-            f"a member of an archive cannot be unpacked: {error} - at {where}"
-        ) from error
+        raise FormatError(f"{name} cannot be unpacked: {error}", at=where) from error
     if len(content) != size:
         raise FormatError(f"{len(content)} of {size} bytes were unpacked of {where}")
     return content

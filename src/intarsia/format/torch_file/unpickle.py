@@ -174,7 +174,8 @@ class _Unpickler(pickle.Unpickler):
 
     def _unsafe(self, what: str) -> UnsafeError:
         return UnsafeError(
-            f"the pickle asks for `{what}`; nothing was run - at {self.where}",
+            f"the pickle asks for `{what}`; nothing was run",
+            at=self.where,
             hint="weights do not need it; do not open this file with tools that run pickles",
         )
 
@@ -208,7 +209,7 @@ def load_inert(
 ) -> Any:
     """The content of a pickle as inert values; `known` adds the caller's stand-ins."""
     if len(data) > limit_bytes:
-        raise FormatError(f"a pickle of {len(data)} bytes, at most {limit_bytes} - at {where}")
+        raise FormatError(f"a pickle of {len(data)} bytes, at most {limit_bytes}", at=where)
     unpickler = _Unpickler(io.BytesIO(data))
     # What a pickle makes of its text and lists is no larger than itself, unless it repeats.
     unpickler.where, unpickler.left = where, len(data)
@@ -219,12 +220,13 @@ def load_inert(
     except (UnsafeError, StoreError):
         raise
     except UnsupportedError as error:
-        raise UnsupportedError(f"{error.message} - at {where}", hint=error.hint) from error
+        raise UnsupportedError(error.message, at=where, hint=error.hint) from error
     except MemoryError as error:
         raise LimitError(
-            f"not enough memory to read a pickle of {human(len(data))} - at {where}",
+            f"not enough memory to read a pickle of {human(len(data))}",
+            at=where,
             hint="free some memory",
         ) from error
     except Exception as error:  # a hostile pickle can raise any of them
         why = error.brief if isinstance(error, FormatError) else repr(error)
-        raise FormatError(f"the pickle cannot be read ({why}) - at {where}") from error
+        raise FormatError(f"the pickle cannot be read ({why})", at=where) from error

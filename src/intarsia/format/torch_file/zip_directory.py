@@ -45,7 +45,7 @@ def exactly(read: ReadBytes, at: int, size: int, where: str) -> bytes:
     """As many bytes as were asked for, or an error."""
     got = read(at, size) if size > 0 else b""
     if size < 0 or len(got) != size:
-        raise FormatError(f"{len(got)} of {size} bytes at offset {at} - at {where}")
+        raise FormatError(f"{len(got)} of {size} bytes at offset {at}", at=where)
     return got
 
 
@@ -53,7 +53,7 @@ def member_name(raw: bytes, method: int, where: str) -> str:
     """The name of a member inside the archive's one folder; a compressed one is refused."""
     name = raw.partition(b"/")[2].decode("latin1")
     if method != 0:
-        raise FormatError(f"member {name} is compressed (method {method}) - at {where}")
+        raise FormatError(f"member {name} is compressed (method {method})", at=where)
     return name
 
 
@@ -103,24 +103,25 @@ def check_end(read: ReadBytes, length: int, infos: list[ZipInfo], where: str) ->
         wide = END64.unpack(exactly(read, locator[2], END64.size, where))
         disks, counts = {*wide[4:6], locator[3] - 1}, set(wide[6:8])
         if wide[0] != b"PK\6\6" or wide[1] < END64.size - 12:
-            raise FormatError(f"the archive has no end record - at {where}")
+            raise FormatError("the archive has no end record", at=where)
     if disks != {0} or counts != {len(infos)}:
         raise FormatError(
             f"the end of the archive counts {max(counts)} members on {max(disks) + 1} disks, its"
-            f" directory has {len(infos)} - at {where}"
+            f" directory has {len(infos)}",
+            at=where,
         )
     folders = set[str]()
     for info in infos:
         local = LOCAL.unpack(exactly(read, info.header_offset, LOCAL.size, where))
         name = exactly(read, info.header_offset + LOCAL.size, local[9], where)
         if local[0] != MEMBER:
-            raise FormatError(f"{info.orig_filename} does not begin as a member - at {where}")
+            raise FormatError(f"{info.orig_filename} does not begin as a member", at=where)
         folders.add(info.orig_filename.partition("/")[0])
         same = name == info.orig_filename.encode("utf-8" if local[2] & 0x800 else "cp437")
         if not same or local[2] != info.flag_bits or info.compress_size != info.file_size:
-            raise FormatError(f"the directory and {name!r} contradict each other - at {where}")
+            raise FormatError(f"the directory and {name!r} contradict each other", at=where)
     if len(folders) > 1:
-        raise FormatError(f"members are in {len(folders)} different folders - at {where}")
+        raise FormatError(f"members are in {len(folders)} different folders", at=where)
 
 
 def opened(read: ReadBytes, length: int) -> ZipFile:
@@ -134,8 +135,8 @@ def listing_of(read: ReadBytes, length: int, where: str) -> Listing:
         with opened(read, length) as archive:
             return Listing(archive.infolist(), archive.start_dir)
     except BROKEN_ZIP as error:
-        text = f"no zip archive in these {length} bytes ({error}) - at {where}"
-        raise FormatError(text) from error
+        text = f"no zip archive in these {length} bytes ({error})"
+        raise FormatError(text, at=where) from error
 
 
 def directory(
@@ -156,12 +157,12 @@ def zip_members(
         method = ZIP_STORED if deflated else info.compress_type
         name = member_name(info.filename.encode(), method, where)
         if info.header_offset < 0:
-            raise FormatError(f"{name} begins before its archive - at {where}")
+            raise FormatError(f"{name} begins before its archive", at=where)
         local = LOCAL.unpack(exactly(read, info.header_offset, LOCAL.size, where))
         start, size = info.header_offset + LOCAL.size + local[9] + local[10], info.file_size
         held = info.compress_size if deflated else size
         if start + held > length or name in members:
-            raise FormatError(f"{name}: {held} bytes from {start} on, of {length} - at {where}")
+            raise FormatError(f"{name}: {held} bytes from {start} on, of {length}", at=where)
         described = bool(local[2] & DESCRIBED)
         members[name] = Member(start, size, info.CRC, described, held if deflated else None)
     return members

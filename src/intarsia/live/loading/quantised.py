@@ -62,14 +62,16 @@ def _parts(
             first = min(takers)
             raise UsageError(
                 f"`{w.main.name}` is quantised ({w.label}) and the model has no `{part.name}`:"
-                f" `{first}` would hold numbers without their scale - at {path}",
+                f" `{first}` would hold numbers without their scale",
+                at=path,
                 hint=hint,
             )
         held = dtype_of(tensors[name], name)
         if held != part.dtype:
             raise UsageError(
                 f"`{part.name}` is {part.dtype}, a part of a quantised weight ({w.label}), and"
-                f" `{name}` of the model is {held} - at {path}",
+                f" `{name}` of the model is {held}",
+                at=path,
                 hint=hint,
             )
         found[name] = Param(s.name, s.layout, s.rule, s.value)

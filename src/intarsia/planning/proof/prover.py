@@ -343,7 +343,8 @@ class Prover:
         brief = texts[0] if len(texts) == 1 else f"{len(texts)} faults, {lost:,} elements"
         lines = few_lines(texts) if len(texts) > 1 else ""
         raise CoverageError(
-            f"not proven: {brief} - at {self.src.path}{lines}",
+            f"not proven: {brief}{lines}",
+            at=self.src.path,
             hint=f"{faults[0].hint or _NEXT[faults[0].kind]}; nothing was written",
             kind=faults[0].kind,
         )

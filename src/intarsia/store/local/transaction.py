@@ -85,8 +85,8 @@ class LocalTransaction(WrittenFiles, Transaction):
             need_bytes = max(0, need_bytes - sum(taken))
         if need_bytes > free:
             raise StoreError(
-                f"{human(need_bytes)} are to be written, {human(free)} are free"
-                f" - at {self.destination.parent}",
+                f"{human(need_bytes)} are to be written, {human(free)} are free",
+                at=self.destination.parent,
                 hint="free some space or choose another destination; nothing was written",
             )
 

@@ -11,7 +11,7 @@ def check_name(name: object, where: str, path: object = None) -> str:
     """A file name that a checkpoint gives, or a part of a path: one that stays in the checkpoint's own folder."""
     if not isinstance(name, str) or not name or "\0" in name or len(name) > 255:
         shown = repr(name[:80]) if isinstance(name, str) else f"a {type(name).__name__}"
-        raise FormatError(f"{shown} is not a file name - at {where}")
+        raise FormatError(f"{shown} is not a file name", at=where)
     if name in (".", "..") or "/" in name or "\\" in name or ":" in name:
         raise UnsafeError(
             f"{where} names {path or name!r}, which is outside of its folder",
@@ -22,7 +22,7 @@ def check_name(name: object, where: str, path: object = None) -> str:
     except UnicodeEncodeError:
         fits = False
     if not fits:
-        raise FormatError(f"{name[:80]!r} is not a file name - at {where}")
+        raise FormatError(f"{name[:80]!r} is not a file name", at=where)
     return name
 
 

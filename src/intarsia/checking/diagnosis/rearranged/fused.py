@@ -26,14 +26,14 @@ MOST_WAYS = 3
 class Parts:
     """The parts of one tensor on one axis, and into how many groups of all of them they may be cut."""
 
-    title: str
+    labels: tuple[str, ...]
     sizes: tuple[int, ...]
     groups: int
     kinds: tuple[str, str]
 
     @property
-    def labels(self) -> list[str]:
-        return re.split(r", | and ", self.title)
+    def title(self) -> str:
+        return f"{', '.join(self.labels[:-1])} and {self.labels[-1]}"
 
 
 @frozen_open
@@ -87,7 +87,9 @@ def parts_of(
         heads = _number(vision, *HEADS, "num_heads") if isinstance(vision, Mapping) else 0
         groups = 0
     if "gate_up" in name and size % 2 == 0:
-        return Parts("gate and up", (size // 2,) * 2, 1, ("gate-up-swapped", "gate-up-interleaved"))
+        return Parts(
+            ("gate", "up"), (size // 2,) * 2, 1, ("gate-up-swapped", "gate-up-interleaved")
+        )
     if _QKV.search(name):
         groups = groups or heads
         if not heads or size % (heads + 2 * groups):
@@ -95,20 +97,22 @@ def parts_of(
         if size % (heads + 2 * groups) == 0:
             one = size // (heads + 2 * groups)
             sizes = (heads * one, groups * one, groups * one)
-            return Parts("query, key and value", sizes, groups, ("qkv-permuted", "qkv-interleaved"))
+            return Parts(
+                ("query", "key", "value"), sizes, groups, ("qkv-permuted", "qkv-interleaved")
+            )
     nope, value = _number(text, "qk_nope_head_dim"), _number(text, "v_head_dim")
     if ".kv_b_proj." in name and nope and size == heads * (nope + value):
-        return Parts("key and value", (heads * nope, heads * value), heads, _COMPONENTS)
+        return Parts(("key", "value"), (heads * nope, heads * value), heads, _COMPONENTS)
     if ".q_proj." in name and width and size == 2 * heads * width:
-        return Parts("query and gate", (heads * width,) * 2, heads, _COMPONENTS)
+        return Parts(("query", "gate"), (heads * width,) * 2, heads, _COMPONENTS)
     keys, values = _number(text, "linear_num_key_heads"), _number(text, "linear_num_value_heads")
     k, v = (
         _number(text, f"linear_{x}_head_dim") * n for x, n in (("key", keys), ("value", values))
     )
     if ".in_proj_qkvz." in name and keys and size == 2 * (k + v):
-        return Parts("query, key, value and gate", (k, k, v, v), keys, _COMPONENTS)
+        return Parts(("query", "key", "value", "gate"), (k, k, v, v), keys, _COMPONENTS)
     if ".in_proj_ba." in name and keys and size == 2 * values:
-        return Parts("b and a", (values, values), keys, _COMPONENTS)
+        return Parts(("b", "a"), (values, values), keys, _COMPONENTS)
     return None
 
 

@@ -128,7 +128,8 @@ def check_arguments(
     if firm:
         raise FamilyError(
             "the configuration contradicts the arguments that the model was trained with:"
-            f" {_described(firm)} - at {where}",
+            f" {_described(firm)}",
+            at=where,
             hint="correct config.json: it is another model's, or was changed since",
             kind="config-contradicts",
         )

@@ -75,7 +75,8 @@ def _check_layers(args: Mapping[str, Any], made: Mapping[str, Any], root: PurePa
     said, stored = whole_argument(args, "num_layers"), made.get("num_hidden_layers")
     if said is not None and stored is not None and said != stored:
         raise FamilyError(
-            f"the stored arguments have num_layers={said}, and {stored} layers are stored - at {root}",
+            f"the stored arguments have num_layers={said}, and {stored} layers are stored",
+            at=root,
             hint="layers are lost, or the arguments are another model's: take both from one save",
             kind="config-contradicts",
         )

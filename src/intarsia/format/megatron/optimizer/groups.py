@@ -86,7 +86,7 @@ def optimizer_of(common: Mapping[str, Any], entries: Mapping[str, bytes]) -> dic
             link = parts["link"]
             into = found if link is None else found.setdefault(int(link), {})
             if not isinstance(into, dict):
-                raise FormatError(f"the optimizer's state {link} is no dictionary - at {name}")
+                raise FormatError(f"the optimizer's state {link} is no dictionary", at=name)
             # A pickle writes equal keys once where they are one object, as texts in the code are.
             part = intern(parts["part"])
             into[part] = plain(held[0])

@@ -85,7 +85,8 @@ def _with_table(
     if unknown:
         strange = FamilyError(
             f"{len(unknown)} tensors are not in the Megatron table of {table.family}:"
-            f" {few(unknown, 4)} - at {where}",
+            f" {few(unknown, 4)}",
+            at=where,
             hint="the configuration is another model's, or the family's table lacks them",
         )
         complain(Complaint(strange, names=tuple(unknown)))
