@@ -113,3 +113,24 @@ def test_a_configuration_tells_the_heads_of_a_model_without_a_table(tmp_path: Pa
     a, b = (write_hf(tmp_path / x, y, config) for x, y in (("a", right), ("b", wrong)))
     found = {d.tensor: d.kind for d in intarsia.verify(a, b).different}
     assert found == {norm: "rope-permuted", query: "heads-permuted"}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("h.0.mlp.dense_4h_to_h.weight", "rows-permuted"),
+        ("h.0.attn.out_proj.weight", "rows-permuted"),
+        ("blocks.0.attn.wq.weight", "rope-permuted"),
+        ("blocks.0.attention.key.weight", "rope-permuted"),
+        ("blocks.0.attn.to_q.weight", "rope-permuted"),
+    ],
+)
+def test_only_queries_and_keys_of_a_model_without_a_table_have_rotary_halves(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    right = torch.randn(64, 20, generator=torch.Generator().manual_seed(1))
+    wrong = right.reshape(2, 32, 20).transpose(0, 1).reshape(64, 20)
+    a = write_hf(tmp_path / "a", {name: right}, None)
+    b = write_hf(tmp_path / "b", {name: wrong}, None)
+    (found,) = intarsia.verify(a, b).different
+    assert found.kind == kind

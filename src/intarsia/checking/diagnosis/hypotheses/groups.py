@@ -26,6 +26,11 @@ ROLES = (
     ("query, key and value", ("q_proj", "k_proj", "v_proj")),
 )
 
+_QUERY_OR_KEY = re.compile(
+    r"(?:^|[._])(?:w?q|w?k|w?kv|w?qk|w?qkv|query|key)(?=[._]|$)", re.IGNORECASE
+)
+"""What the name has of a projection that rotary embedding turns, where no table knows it."""
+
 
 @frozen_open
 class FusedParts:
@@ -144,7 +149,7 @@ class RelatedTensors:
             part = int(width * (text.get("partial_rotary_factor") or 1))
             for size in dict.fromkeys((part, width, found.width)):
                 yield Rotary(found.count, found.width, 0, size)
-        elif found is None and self.table is None and shape:
+        elif found is None and self.table is None and shape and _QUERY_OR_KEY.search(name):
             for width in WIDTHS:
                 if shape[0] % width == 0:
                     yield Rotary(shape[0] // width, width, 0, width)

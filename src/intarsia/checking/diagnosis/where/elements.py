@@ -164,8 +164,12 @@ def _named(axis: int, span: AxisSpan, shape: tuple[int, ...]) -> str:
 
 
 def block_around(axis: int, lo: int, n: int, size: int) -> AxisBlock | None:
-    """The block of 2 to 64 equal ones that `[lo, lo + n)` fills but for its very edges."""
-    for parts in range(2, min(RANKS, size) + 1):
+    """The block of 2 to 64 ones that `[lo, lo + n)` fills but for its very edges: of equal ones, if it is one of those.
+
+    >>> str(block_around(0, 60, 4, 64)), str(block_around(0, 34, 16, 50))
+    ('block 15 of 16 on axis 0', 'block 2 of 3 on axis 0')
+    """
+    for parts in sorted(range(2, min(RANKS, size) + 1), key=lambda parts: size % parts > 0):
         for rank in {lo // -(-size // parts), (lo + n - 1) // -(-size // parts)}:
             first, count = share(size, parts, rank)
             room = TRIM * count
