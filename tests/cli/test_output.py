@@ -107,6 +107,28 @@ def test_on_a_terminal_a_table_is_as_wide_as_that_and_loses_nothing(
     assert any("1,234,567" in line for line in lines), "a number is not cut in two"
 
 
+NUMBERS = ("tensor", "elements", "max abs", "rms", "relative", "cosine")
+
+
+@pytest.mark.parametrize("columns", [80, 60, 40])
+def test_on_a_narrow_terminal_no_column_is_cut_or_left_out(columns: int, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    print_table("", NUMBERS, [(LONG, 1_234_567, float("nan"), 0.1234, 0.5678, 0.9)])
+    print_table(
+        "", ("rank", "place", "stored", "box"), [(3, "tp=0,ep=1,pp=2", LONG, "[0:120, 0:96]")]
+    )
+    assert max(map(len, screen.lines)) <= columns
+    told = re.sub(r"\s", "", " ".join(screen.lines))
+    for cell in ("1,234,567", "nan", "0.1234", "0.5678", "0.9"):
+        assert any(cell in line for line in screen.lines), cell
+    if columns == 40:
+        assert LONG in told
+        assert "maxabsnan,rms0.1234,relative0.5678,cosine0.9" in told
+        assert f"rank3placetp=0,ep=1,pp=2,stored{LONG},box[0:120,0:96]" in told
+
+
 def test_columns_that_fit_or_are_short_stay_columns(monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     screen = Terminal()

@@ -134,9 +134,12 @@ def _drawn(
 
     console = Console(highlight=False, markup=False)
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    too_wide = sum(widths) + 3 * (len(widths) - 1) > console.width
-    if too_wide and widths[-1] > _PROSE:
-        _records(title, columns, cells, console.width)
+    folded = [w if numeric else min(w, _LEAST) for w, numeric in zip(widths, right, strict=True)]
+    room = console.width - 3 * (len(widths) - 1)
+    prose = widths[-1] > _PROSE
+    if (sum(widths) > room and prose) or sum(folded) > room:
+        heads = [f"{columns[0]} " if right[0] else "", *columns[1:]]
+        _records(title, heads, cells, console.width, prose=prose)
         return
     out = Table(title=title or None, title_justify="left", header_style="bold", title_style="bold")
     out.box, out.pad_edge, out.show_edge = SIMPLE_HEAD, False, False
@@ -152,20 +155,24 @@ def _drawn(
 _PROSE = 40
 """From here on a last cell is text to be read, which a narrow column would chop up."""
 
+_LEAST = 12
+"""A column of text may be folded to this; what is narrower would be cut, or push others out."""
+
 
 def _records(
-    title: str, columns: Sequence[str], cells: Sequence[Sequence[str]], screen: int
+    title: str, columns: Sequence[str], cells: Sequence[Sequence[str]], screen: int, *, prose: bool
 ) -> None:
-    """Each row as a few lines: its name, what is in its columns, and the text of the last one."""
+    """Each row as a few lines: its name, what is in its columns, and the last one where that is `prose`."""
     from textwrap import wrap  # few answers need it
 
     if title:
         print(title)
-    for name, *facts, text in cells:
-        listed = ", ".join(f"{c} {v}" for c, v in zip(columns[1:-1], facts, strict=True) if v)
-        for line, margin in ((name, ""), (listed, "    "), (text, "    ")):
-            lines = wrap(line, screen - len(margin), break_on_hyphens=False)
-            print("\n".join(margin + each for each in lines))
+    for name, *facts in cells:
+        text = facts.pop() if prose else ""
+        listed = ", ".join(f"{c} {v}" for c, v in zip(columns[1:], facts, strict=False) if v)
+        for line, margin in ((columns[0] + name, ""), (listed, "    "), (text, "    ")):
+            for each in wrap(line, screen - len(margin), break_on_hyphens=False):
+                print(margin + each)
 
 
 def _plain(
