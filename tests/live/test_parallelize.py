@@ -12,10 +12,20 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    PreTrainedModel,
+    T5Config,
+    T5EncoderModel,
+)
 
 import intarsia
 from intarsia.errors import UsageError
@@ -122,6 +132,27 @@ def test_tied_weights_stay_one(fake_mesh: Mesh) -> None:
     intarsia.parallelize(model, fake_mesh(dp=2, tp=2))
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert isinstance(model.lm_head.weight, DTensor)
+
+
+SIZES = {"vocab_size": 100, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+T5 = {"vocab_size": 100, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("made", "units"),
+    [
+        (lambda: BertForMaskedLM(BertConfig(**SIZES)), 3),
+        (lambda: BertModel(BertConfig(**SIZES)), 4),
+        (lambda: T5EncoderModel(T5Config(**T5)), 3),
+    ],
+    ids=["tied inside of a block", "an embedding inside of a block", "tied embeddings"],
+)
+def test_what_is_gathered_together_shares_no_weight_with_what_is_not(
+    made: Callable[[], PreTrainedModel], units: int, fake_mesh: Mesh
+) -> None:
+    model = intarsia.parallelize(made(), fake_mesh(dp=2))
+    model(input_ids=torch.arange(8).reshape(2, 4))  # FSDP2 itself looks for shared weights
+    assert sum(isinstance(each, FSDPModule) for each in model.modules()) == units
 
 
 def test_a_dense_model_needs_no_experts(fake_mesh: Mesh) -> None:

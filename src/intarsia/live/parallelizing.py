@@ -6,6 +6,7 @@ that it holds, or of none on `meta`; afterwards the parameters alone say how the
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -99,23 +100,29 @@ def _shard(
 
 
 def _units(model: nn.Module) -> list[nn.Module]:
-    """What FSDP gathers at a time: blocks, and embeddings whose weight nobody else uses."""
+    """What FSDP gathers at a time: blocks and embeddings, but for those of whose parameters others use one."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     if not names:
         raise UsageError(
             f"{type(model).__name__} does not list the classes of its blocks",
             hint="set `model._no_split_modules` to the names of their classes",
         )
-    found: dict[str, nn.Module] = {}
-    for name, module in model.named_modules():
-        inside = any(name.startswith(f"{outer}.") for outer in found)
-        if type(module).__name__ in names and not inside:
-            found[name] = module
-    units = list(found.values())
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[operator]
-    used = getattr(head, "weight", None)
-    if isinstance(embedding, nn.Embedding) and embedding.weight is not used:
-        units.append(embedding)
+    users: dict[nn.Parameter, set[nn.Module]] = {}
+    for module in model.modules():
+        for param in module.parameters(recurse=False):
+            users.setdefault(param, set()).add(module)
+    embedding = None
+    with suppress(NotImplementedError):  # of several, as in a model of pictures and text
+        embedding = model.get_input_embeddings()  # type: ignore[operator]
+    units, seen = list[nn.Module](), set[nn.Module]()
+    for module in model.modules():
+        whole = module is embedding and isinstance(module, nn.Embedding)
+        if module in seen or not (whole or type(module).__name__ in names):
+            continue
+        inside = {*module.modules()}
+        if all(users[p] <= inside for p in module.parameters()):
+            units.append(module)
+            seen |= inside
     return units
 
 
