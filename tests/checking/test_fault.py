@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 import intarsia
+from intarsia.checking.fault import Fault, gathered
 from intarsia.checking.kinds import KINDS
 from tests.checkpoints import intarsia as command
 from tests.checkpoints import normal_tensor
@@ -40,3 +41,17 @@ def test_a_damaged_file_hands_on_what_its_error_advises(tmp_path: Path) -> None:
     (fault,) = intarsia.verify(tmp_path).faults
     assert fault.kind == "file-too-short"
     assert fault.next == "the file is damaged or truncated: copy it again from its source"
+
+
+def test_a_file_that_cannot_be_read_is_one_fault_of_all_that_it_holds() -> None:
+    def unread(file: str, k: int) -> Fault:
+        text = f"run/{file}: Permission denied"
+        return Fault("unreadable", (f"{file}.{k}",), f"{file} byte {k}", text, 8, files=(file,))
+
+    many = [unread("__0_0.distcp", k) for k in range(9)]
+    few = [unread("__1_0.distcp", k) for k in range(2)]
+    whole, *rest = gathered([*many, *few])
+    assert rest == few
+    assert whole.tensors == tuple(f"__0_0.distcp.{k}" for k in range(9))
+    assert (whole.where, whole.elements) == ("__0_0.distcp", 72)
+    assert whole.text == ("run/__0_0.distcp: Permission denied; and 8 more like it in __0_0.distcp")

@@ -52,6 +52,7 @@ class Fault(Document):
 
 _IN_ONE_FILE = (
     "bytes-overlap", "checksum-wrong", "chunk-mismatch", "entry-damaged", "index-wrong", "malformed",
+    "unreadable",
 )  # fmt: skip
 """Kinds that one accident gives to everything in a file."""
 
