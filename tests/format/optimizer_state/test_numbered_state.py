@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 import intarsia
 from intarsia.errors import FormatError, IntarsiaError, SectionError
 from intarsia.format.registry import read_manifest
-from tests.checkpoints import model, qwen3_config, read_dcp, read_hf, write_dcp
+from tests.checkpoints import assert_same, model, qwen3_config, read_dcp, read_hf, write_dcp
 from tests.live.megatron_fsdp_cases import hf_with_optimizer, to_fsdp
 
 CONFIG = qwen3_config(num_hidden_layers=2)
@@ -132,14 +132,18 @@ def test_a_number_beside_the_model_is_no_parameter_of_its_optimizer(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("rows", "why"),
+    ("rows", "state", "why"),
     [
-        (2, r"may be that of any of these.*\n  model\n  head\n  hint"),
-        (4, r"counting head\.0\.weight, head\.0\.bias, saved beside it"),
+        (
+            2,
+            "optimizer.optimizer.state.0.exp_avg",
+            r"may be that of any of these.*\n  model\n  head\n  hint",
+        ),
+        (4, "optimizer.exp_avg.0", r"counting head\.0\.weight, head\.0\.bias, saved beside it"),
     ],
 )
 def test_a_second_part_beside_the_model_may_be_what_the_optimizer_trains(
-    rows: int, why: str, tmp_path: Path
+    rows: int, state: str, why: str, tmp_path: Path
 ) -> None:
     backbone, head = torch.nn.Linear(3, 2), torch.nn.Sequential(torch.nn.Linear(3, rows))
     optimizer = torch.optim.AdamW(head.parameters())
@@ -148,7 +152,7 @@ def test_a_second_part_beside_the_model_may_be_what_the_optimizer_trains(
     held = {"model": backbone.state_dict(), "head": head.state_dict(), "optimizer": optimizer.state_dict()}  # fmt: skip
     src = write_dcp(tmp_path / "a", held)
     with intarsia.open(src) as found:
-        assert "optimizer.exp_avg.0" in found
+        assert state in found
         assert "optimizer.exp_avg.weight" not in found
     with pytest.raises(IntarsiaError, match=why):
         intarsia.load(src, into=backbone, optimizer=torch.optim.AdamW(backbone.parameters()))
@@ -172,6 +176,11 @@ def test_state_that_fits_the_model_and_a_part_beside_it_is_refused(
         state = get_optimizer_state_dict(head, optimizer)
     held = {"model": model.state_dict(), "head": head.state_dict(), "optimizer": state}
     src = write_dcp(tmp_path / "a", held)
+    for to in ("hf", "dcp"):
+        with pytest.raises(SectionError, match="may be that of any of these"):
+            intarsia.convert(src, tmp_path / "no", to=to)
+    intarsia.convert(src, tmp_path / "all", to="dcp", section=".")
+    assert_same(read_dcp(tmp_path / "all"), read_dcp(src))
     into = torch.optim.AdamW(model.parameters())
     with pytest.raises(SectionError, match=r"(?s)may be that of any of these.*model\n  head") as no:
         intarsia.load(src, into=model, optimizer=into)
@@ -231,7 +240,7 @@ def test_numbers_of_two_parts_alike_may_be_in_either_order(tmp_path: Path) -> No
     optimizer.step()
     held = {"model": model.state_dict(), "head": head.state_dict(), "optimizer": optimizer.state_dict()}  # fmt: skip
     with intarsia.open(write_dcp(tmp_path / "a", held)) as found:
-        assert "optimizer.exp_avg.0" in found
+        assert "optimizer.optimizer.state.0.exp_avg" in found
         assert "optimizer.exp_avg.weight" not in found
         assert "model, then head\n  head, then model" in str(found.manifest.state_unclear)
 

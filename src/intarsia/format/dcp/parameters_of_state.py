@@ -28,7 +28,7 @@ from intarsia.store.reading.folder import Folder
 class StateParameters:
     """The parameter of each number, and of each name that is a part's beside the model, and whether by order alone.
 
-    `unclear` is why numbers are not known, `whose` why it is not known of which weights named state is.
+    `unclear` is why numbers are not known, `whose` why it is not known of which weights all the state is.
     """
 
     names: Mapping[str, str]
@@ -82,7 +82,7 @@ def parameters_of_state(
         numbers = numbers or parameters_by_number(states, groups, order, named, tied, beside)
         return StateParameters(numbers, by_order=bool(states) and not given)
     except SectionError as why:
-        return StateParameters({}, unclear=why)
+        return StateParameters({}, whose=why)
     except FormatError as why:
         unclear = unnumbered_error(why.brief, str(folder.root)) if states else None
         return StateParameters({}, unclear=unclear)

@@ -55,7 +55,7 @@ class Sections:
         """The name of an object beside the tensors; None where it goes with a section that is left out."""
         root = None if name.startswith(_GIVEN) else self._owner(name)
         if root is not None:
-            if self.unclear is not None and len(self.roots) > 1:
+            if self.unclear is not None:
                 return ROOT + name
             return ROOT + name[len(root) :] if root == self.optimizer else None
         plain = bare(name)
