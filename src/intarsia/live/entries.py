@@ -78,7 +78,8 @@ def pack(value: Any, where: str) -> bytes:
     except UsageError as error:
         raise UsageError(
             f"`{where}` cannot be saved: {error}",
-            hint="save its state_dict(): numbers, text, lists, dicts and tensors",
+            hint="save its state_dict(): numbers, text, lists, dicts and tensors; of NumPy, x.item() or"
+            " torch.from_numpy(x)",
         ) from error
 
 
