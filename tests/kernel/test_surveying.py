@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from intarsia.checking.survey.in_memory import survey_in_numpy
+from intarsia.checking.survey.block_survey import survey_in_numpy
 from intarsia.checking.survey.matrix_facts import CUTS, FEWEST_ROWS, hash_of_sums
 from intarsia.kernel.library import has_kernel
 from intarsia.kernel.room import ROOM_BYTES

@@ -9,6 +9,7 @@ from typing import Any
 from intarsia.checking.kinds import KINDS
 from intarsia.document import Document, fields_of
 from intarsia.errors import few
+from intarsia.format.complaint import Complaint
 from intarsia.frozen import frozen
 from intarsia.planning.manifest import Manifest
 
@@ -83,6 +84,13 @@ def gathered(faults: Iterable[Fault], manifest: Manifest | None = None) -> tuple
             key = fault.kind
         groups.setdefault(key, []).append(fault)
     return tuple(x for group in groups.values() for x in _as_one(group))
+
+
+def fault_of(found: Complaint) -> Fault:
+    """A complaint of a format, as a fault."""
+    error = found.error
+    where = ", ".join(found.files)
+    return Fault(error.kind, found.names, where, error.brief, hint=error.hint or "")
 
 
 def with_more(text: str, alike: Sized) -> str:

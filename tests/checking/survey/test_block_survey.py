@@ -13,7 +13,7 @@ import intarsia
 from intarsia.checking.alone.headers import read_headers
 from intarsia.checking.content.numbers import dtype_implausible
 from intarsia.checking.naming import StackedMatrix, place_of
-from intarsia.checking.survey import blockwise, in_memory
+from intarsia.checking.survey import block_survey, blockwise
 from intarsia.checking.survey.block_survey import runs_of_rows
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.errors import ChangedError
@@ -52,7 +52,7 @@ def stats_of(path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> list[Item
         if way != "file":
             patch.setattr(Folder, "survey", lambda *_: None)
         if way == "numpy":
-            patch.setattr(in_memory, "has_kernel", lambda: False)
+            patch.setattr(block_survey, "has_kernel", lambda: False)
         budget = replace(Budget.of("64MiB", 2), share_bytes=1 << 18)
         return blockwise.survey(manifest, budget, wanted=manifest.logical)
 

@@ -9,7 +9,7 @@ import torch
 
 import intarsia
 from intarsia.checking.alone.headers import read_headers
-from intarsia.checking.survey import blockwise, in_memory
+from intarsia.checking.survey import block_survey, blockwise
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.kernel.surveying import Asked, Surveyed
 from intarsia.run.budget import Budget
@@ -103,7 +103,7 @@ def test_together_and_alone_show_the_same(tmp_path: Path, monkeypatch: pytest.Mo
     ways = (
         lambda: None,
         lambda: monkeypatch.setattr(Folder, "survey", lambda *_: None),
-        lambda: monkeypatch.setattr(in_memory, "has_kernel", lambda: False),
+        lambda: monkeypatch.setattr(block_survey, "has_kernel", lambda: False),
     )
     found = []
     for change in ways:

@@ -1,12 +1,13 @@
-"""The objects beside a checkpoint's tensors, compared with the sums that were recorded of them."""
+"""The objects beside a checkpoint's tensors, and its files, compared with the sums that were recorded of them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from functools import partial
+from hashlib import sha256
 from zipfile import ZIP_STORED, ZipInfo
 
-from intarsia.checking.alone.unfinished import fault_of
-from intarsia.checking.fault import Fault
+from intarsia.checking.fault import Fault, fault_of
 from intarsia.errors import FormatError, IntarsiaError, StoreError, UnsupportedError
 from intarsia.format.complaint import Complaint
 from intarsia.format.registry import folder_of, format_named
@@ -20,6 +21,8 @@ from intarsia.format.torch_file.zip_directory import (
     opened,
 )
 from intarsia.planning.manifest import Entry, Manifest
+from intarsia.run.budget import Budget
+from intarsia.run.sharing import share_out
 from intarsia.run.sums.checksum import crc32_of
 from intarsia.store.reading.folder import MAX_SMALL_BYTES, Folder
 
@@ -123,3 +126,31 @@ def _wrong_among(members: Iterable[ZipInfo], read: ReadBytes, size: int) -> str:
             except FormatError as error:
                 return error.brief
     return ""
+
+
+def altered_files(manifest: Manifest, budget: Budget) -> Iterator[Fault]:
+    """Files that are absent, or not the recorded ones; an absent one that tensors lie in is missed anyway."""
+    unread: list[Complaint] = []
+    with folder_of(manifest) as folder:
+        recorded = format_named(manifest.format).recorded(folder, unread.append)
+        yield from map(fault_of, unread)
+        if recorded is None:
+            return
+        held = [name for name in recorded.sha256 if folder.has(name)]
+        for name in recorded.sha256.keys() - {*held} - manifest.files.keys():
+            yield Fault("file-missing", (), name, f"{recorded.file} lists {name}, which is absent")
+        found = share_out(held, budget.workers, partial(_sha256, folder))
+        for name, now in zip(held, found, strict=True):
+            if now != recorded.sha256[name]:
+                text = (
+                    f"{name} is not the file that was saved: {recorded.file} has SHA-256"
+                    f" {recorded.sha256[name]} of it, and it has {now}"
+                )
+                yield Fault("checksum-wrong", (), name, text)
+
+
+def _sha256(folder: Folder, file: str) -> str:
+    whole = sha256()
+    for _, part in folder.parts(file):
+        whole.update(part)
+    return whole.hexdigest()

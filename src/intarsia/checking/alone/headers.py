@@ -1,4 +1,4 @@
-"""The headers of a checkpoint as far as they can be read, and what was wrong with the others."""
+"""The headers of a checkpoint as far as they can be read, what was wrong with the others, and why there may be none."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
-from intarsia.checking.fault import Fault, with_more
+from intarsia.checking.fault import Fault, fault_of, with_more
 from intarsia.checking.naming import place_of
 from intarsia.errors import FamilyError, IntarsiaError, UsageError, few
 from intarsia.family import Table, table_for
 from intarsia.format.complaint import Complaint
 from intarsia.format.folder.adapters import inside_peft, refuse_inside_peft
 from intarsia.format.naming.spelling import logical_members
-from intarsia.format.registry import format_named, read_manifest
+from intarsia.format.registry import FORMATS, format_named, read_manifest
 from intarsia.frozen import frozen_open
 from intarsia.opened.model_names import compared_with_model
 from intarsia.planning.manifest import Chunk, Manifest
@@ -176,3 +176,10 @@ def _with(kept: Sequence[Complaint], last: IntarsiaError) -> tuple[Complaint, ..
         last.kind in _LOST and any(c.error.kind in _LOST and file in c.files for c in kept)
     )
     return tuple(kept) if is_known else (*kept, Complaint(last))
+
+
+def why_unfinished(path: PurePath) -> Fault | None:
+    """Why a folder that should hold a checkpoint of any format holds none; the general formats first."""
+    asked = (FORMATS[name].unfinished(path) for name in reversed([*FORMATS]))
+    found = next(filter(None, asked), None)
+    return fault_of(found) if found else None

@@ -6,14 +6,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from intarsia.checking.alone.entries import contradicting_entries, damaged_entries
-from intarsia.checking.alone.headers import NO_FAMILY, Headers, read_headers
-from intarsia.checking.alone.recorded_files import altered_files
+from intarsia.checking.alone.entries import altered_files, contradicting_entries, damaged_entries
+from intarsia.checking.alone.headers import (
+    NO_FAMILY,
+    Headers,
+    read_headers,
+    why_unfinished,
+)
 from intarsia.checking.alone.state import misshapen_state, missing_state
 from intarsia.checking.alone.structure import structure_faults
 from intarsia.checking.alone.trainer_files import trainer_file_faults
 from intarsia.checking.alone.training import masters_of_16_bits, notes_on_steps, steps_that_disagree
-from intarsia.checking.alone.unfinished import fault_of, why_unfinished
 from intarsia.checking.alone.unmapped import notes_on_ends, unmapped_faults
 from intarsia.checking.content.masters import (
     masters_that_differ,
@@ -35,7 +38,7 @@ from intarsia.checking.content.scales.owners import owner_faults
 from intarsia.checking.content.scales.sizes import size_faults
 from intarsia.checking.digests.digest_faults import digest_faults, digests_in, object_faults
 from intarsia.checking.digests.own_reading import Expected
-from intarsia.checking.fault import Fault, gathered
+from intarsia.checking.fault import Fault, fault_of, gathered
 from intarsia.checking.pair.ties import ties_for_sure
 from intarsia.checking.survey.blockwise import survey, surveyed
 from intarsia.checking.survey.item_stats import ItemStats

@@ -1,5 +1,7 @@
-"""Zeros that are no rank's block: of heads and neurons that were pruned, and of tensors that begin with zeros.
+"""Zeros that are no rank's block: by chance, of heads and neurons that were pruned, of tensors that begin with zeros.
 
+Where weights were pruned or tokens never used, zeros lie here and there, and some of them where a
+rank's would.  Each is drawn like its neighbours: what so many neighbours make too unlikely is no chance.
 Pruning leaves zero rows in one matrix of a layer and zero columns in the one that reads them,
 in some layers or at another place in each.  A lost rank is lost in every layer alike.
 A model may begin with its values, or any projection, as zeros: where query, key and value are
@@ -9,12 +11,28 @@ stored as one matrix, those are rows of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import log
 
 from intarsia.checking.naming import ModelPlace, StackedMatrix, place_of, tensors_in
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.checking.survey.matrix_facts import MatrixFacts, Run
 from intarsia.layout import Piece, clip
 from intarsia.planning.manifest import Stored
+
+_LEAST = log(1e-9)
+"""What is less likely than this happens to no checkpoint by chance."""
+
+
+def may_be_zero(count: int, zeros: int, others: int, places: int = 1) -> bool:
+    """Whether `count` neighbours are zero by chance at one of `places`, as `zeros` of the `others` are.
+
+    >>> may_be_zero(4, 8, 44, 48), may_be_zero(12, 1, 36, 48), may_be_zero(4, 0, 44, 48)
+    (True, False, False)
+    """
+    if zeros <= 0:
+        return False
+    return count * log(zeros / others) + log(places) > _LEAST
+
 
 _At = tuple[str, str, int | None, int | None]
 """A layer, or an expert of one, and the kind of state."""

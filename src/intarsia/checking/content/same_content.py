@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from intarsia.checking.content.chance import may_be_zero
+from intarsia.checking.content.meant_zeros import may_be_zero
 from intarsia.checking.naming import StackedMatrix
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.checking.survey.matrix_facts import MatrixFacts, Run

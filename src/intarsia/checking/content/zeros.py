@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
-from intarsia.checking.content.chance import may_be_zero
-from intarsia.checking.content.meant_zeros import MeantZeros
+from intarsia.checking.content.meant_zeros import MeantZeros, may_be_zero
 from intarsia.checking.content.same_content import Content
 from intarsia.checking.content.unnamed_modules import UnnamedModules
 from intarsia.checking.fault import Fault

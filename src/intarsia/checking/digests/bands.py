@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from intarsia.checking.chunk_places import Lying, lying_in, put_fronts
-from intarsia.checking.digests.digest_runs import Sums
+from intarsia.checking.digests.step_kinds import Sums
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError
 from intarsia.frozen import frozen

@@ -13,8 +13,7 @@ from intarsia.checking.alone.entries import damaged_entries
 from intarsia.checking.alone.unmapped import unmapped_faults
 from intarsia.checking.fault import Fault, gathered
 from intarsia.checking.pair.comparison import Comparison, Difference
-from intarsia.checking.pair.differing import Differing, Unequal, same, unequal_at
-from intarsia.checking.pair.main_weights import differ_from_main
+from intarsia.checking.pair.differing import Differing, Unequal, differ_from_main, same, unequal_at
 from intarsia.checking.pair.non_tensors import compare_non_tensors
 from intarsia.checking.pair.pairs import Matched, Pair, match, widest, windows_of_pair
 from intarsia.checking.pair.side_by_side import InFiles, SideBySide

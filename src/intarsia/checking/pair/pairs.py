@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 
+from intarsia.checking.pair.other_forms import settings_by_parameter, steps_in_numbers
 from intarsia.checking.pair.quantised_differently import QuantisedDifferently, quantised_differently
-from intarsia.checking.pair.settings_by_parameter import settings_by_parameter
-from intarsia.checking.pair.steps_in_numbers import steps_in_numbers
 from intarsia.checking.pair.ties import tied_and_absent, tied_by_transformers
 from intarsia.checkpoint import Checkpoint
 from intarsia.family import table_for

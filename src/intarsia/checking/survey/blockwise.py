@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from intarsia.checking.survey.block_survey import ChunkStretch
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.checking.survey.item_survey import ItemSurvey, SurveyContext
 from intarsia.checking.survey.items import items_of
 from intarsia.checking.survey.small_items import SmallItem, SmallItems, neighbours, small_item
 from intarsia.checking.survey.small_survey import survey_together
-from intarsia.checking.survey.stretches import ChunkStretch
 from intarsia.format.registry import folder_of, format_named
 from intarsia.frozen import frozen
 from intarsia.planning.manifest import Logical, Manifest

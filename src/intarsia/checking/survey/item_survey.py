@@ -14,17 +14,19 @@ from numpy.typing import NDArray
 from intarsia.checking.alone.headers import is_there
 from intarsia.checking.digests.sums import Summing
 from intarsia.checking.fault import Fault
-from intarsia.checking.survey.block_survey import SUM_BYTES, BlockSurvey, survey_block
+from intarsia.checking.survey.block_survey import (
+    SUM_BYTES,
+    Block,
+    BlockSurvey,
+    ChunkStretch,
+    block_of,
+    blocks_of,
+    survey_block,
+)
 from intarsia.checking.survey.elements import is_plain
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.checking.survey.items import SurveyItem
 from intarsia.checking.survey.matrix_sums import MatrixSums
-from intarsia.checking.survey.stretches import (
-    Block,
-    ChunkStretch,
-    block_of,
-    blocks_of,
-)
 from intarsia.checking.survey.wrapped_chunks import KnownChunks
 from intarsia.errors import IntarsiaError
 from intarsia.format.base import Format, Located

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from intarsia.checking.survey.block_survey import survey_in_memory
 from intarsia.checking.survey.elements import Elements
-from intarsia.checking.survey.in_memory import survey_in_memory
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.checking.survey.item_survey import ItemSurvey, SurveyContext
 from intarsia.checking.survey.items import SurveyItem

@@ -1,12 +1,17 @@
-"""Steps that one side stores as tensors, and the other as plain numbers: of parameters, as torch before 1.12 and
-bitsandbytes have them, or of groups, as the Adam of TransformerEngine and of Apex do."""
+"""State that one side stores as tensors, and the other in another form.
+
+Steps may be plain numbers: of parameters, as torch before 1.12 and bitsandbytes have them, or of groups, as the
+Adam of TransformerEngine and of Apex do.  Settings may be stored once for a group, or for each parameter of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import IntarsiaError
+from intarsia.format.optimizer_state.parameter_groups import MEMBERS
 from intarsia.format.registry import folder_of
 from intarsia.format.torch_file.plain import number_in
 from intarsia.format.torch_file.torch_zip import read_object
@@ -14,6 +19,8 @@ from intarsia.mesh import Box
 from intarsia.planning.manifest import Entry
 from intarsia.state.names import STEP, TORCH_GROUPS, StateName, kind_of, parameter_of, state_among
 from intarsia.value.bits import as_float64, bits_dtype
+
+_OF_GROUP = re.compile(re.escape(TORCH_GROUPS) + r"(?P<number>\d+)\.(?P<key>.+)", re.S)
 
 
 def steps_in_numbers(lacking: Checkpoint, having: Checkpoint, names: Sequence[str]) -> list[str]:
@@ -54,3 +61,33 @@ def _number(checkpoint: Checkpoint, name: str) -> float:
     dtype = checkpoint.manifest.logical[name].dtype
     bits = checkpoint.read_box(checkpoint.prover.tensor(name), Box.whole(()))
     return float(as_float64(bits.view(bits_dtype(dtype)), dtype)[0])
+
+
+def settings_by_parameter(
+    grouped: Checkpoint, alone: Sequence[str], others: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    """The names of settings of groups, each with those among `others` that say the same of its parameters."""
+    there = {*others}
+    for name in alone:
+        if (found := _OF_GROUP.fullmatch(name)) is None:
+            continue
+        said = [
+            f"{TORCH_GROUPS}{member}.{found['key']}"
+            for member in _members(grouped, found["number"])
+        ]
+        if said and there.issuperset(said):
+            yield from ((name, each) for each in said)
+
+
+def _members(checkpoint: Checkpoint, number: str) -> list[str]:
+    """The parameters of a group; none where the checkpoint does not name them."""
+    entry = checkpoint.manifest.entries.get(f"{TORCH_GROUPS}{number}.{MEMBERS}")
+    if entry is None:
+        return []
+    with folder_of(checkpoint.manifest) as folder:
+        try:
+            found = read_object(folder.read_small(*entry.place), entry.name)
+        except IntarsiaError:
+            return []  # reported where entries are compared
+    texts = isinstance(found, list) and {*map(type, found)} <= {str}
+    return found if texts else []
