@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 
 from intarsia.checking.chunk_places import each_alike
 from intarsia.checking.digests.bands import InBands, bands_of
@@ -13,8 +13,6 @@ from intarsia.checking.digests.step_kinds import (
     ReadTogether,
     ReadWindow,
     RunsOfFile,
-    Whole,
-    Wholes,
 )
 from intarsia.checkpoint import Checkpoint
 from intarsia.kernel.library import has_kernel
@@ -29,7 +27,7 @@ from intarsia.run.budget import LARGE_BYTES, Budget
 from intarsia.run.sharing import in_steps
 from intarsia.run.sums.hashing import LONG_BYTES
 
-Step = InPlace | ReadTogether | Wholes | RunsOfFile | InBands | ReadWindow
+Step = InPlace | ReadTogether | RunsOfFile | InBands | ReadWindow
 
 VIEWED = 2
 """How many windows one step sums, at most."""
@@ -56,11 +54,6 @@ def steps_over(
     if has_kernel():
         in_bands, rest = _in_bands(checkpoint, proofs, rest, budget.window_bytes, step_bytes)
         steps += in_bands
-    wholes, rest = _wholes(proofs, rest, budget.window_bytes)
-    for of_file in wholes.values():
-        of_file.sort(key=itemgetter(0))
-        for near in in_steps(of_file, budget.window_bytes, itemgetter(1)):
-            steps.append(Wholes(near, sum([nbytes for _, nbytes, _ in near])))
     for step in _steps(checkpoint, proofs, rest, budget):
         if isinstance(step, InPlace) and 2 * step.nbytes <= budget.stretch_bytes:
             small.setdefault(step.chunk.file, []).append(step)
@@ -141,25 +134,6 @@ def _in_bands(
     return steps, {name: x for name, x in wanted.items() if name not in done}
 
 
-def _wholes(
-    proofs: Mapping[str, Proven], wanted: Mapping[str, Logical], most_bytes: int
-) -> tuple[dict[str, list[Whole]], dict[str, Logical]]:
-    """By their files, tensors of at most so many bytes that one chunk holds as they are; and the others."""
-    found: dict[str, list[Whole]] = {}
-    rest: dict[str, Logical] = {}
-    for name, x in wanted.items():
-        proven = proofs[name]
-        if proven.is_one_chunk:
-            (stored,) = proven.sources
-            nbytes = stored.nbytes
-            if stored.value.is_plain and stored.dtype == x.dtype and nbytes <= most_bytes:
-                chunk = stored.chunks[0]
-                found.setdefault(chunk.file, []).append((chunk.start_bytes, nbytes, proven))
-                continue
-        rest[name] = x
-    return found, rest
-
-
 def _steps(
     checkpoint: Checkpoint,
     proofs: Mapping[str, Proven],
@@ -170,12 +144,13 @@ def _steps(
     in_place = {name for name, x in wanted.items() if x.size and _has_plain_runs(proofs[name], x)}
     # In the order of the tensors, not of the set: the ranks of a job each take every nth of the steps.
     plain = [proofs[name] for name in wanted if name in in_place]
-    sources = {id(stored): stored for proven in plain for stored in proven.sources}
+    sources = {id(stored): (proven, stored) for proven in plain for stored in proven.sources}
     step_bytes = VIEWED * budget.window_bytes
-    for stored in sources.values():
+    for proven, stored in sources.values():
         names = frozenset(in_place.intersection(stored.layout.tensors))
         step = max(1, step_bytes // stored.dtype.itemsize)
-        proven = checkpoint.prover.stored(stored)
+        if not proven.is_one_chunk:
+            proven = checkpoint.prover.stored(stored)
         for chunk in stored.chunks:
             for lo in range(0, chunk.box.size, step):
                 hi = min(lo + step, chunk.box.size)

@@ -50,10 +50,6 @@ def _sum_read(checkpoint: Checkpoint, file: str, lying: Lying, stretch_bytes: in
     return sum_read(read, run.length_bytes, run.start_bytes, run.whole_bytes, stretch_bytes)
 
 
-Whole = tuple[int, int, Proven]
-"""Where in its file the only chunk of a tensor begins, the bytes of the tensor, and its proof."""
-
-
 @frozen
 class InPlace:
     """A stretch of a chunk, summed where it lies in its file, for the tensors that are asked for."""
@@ -158,39 +154,6 @@ class ReadTogether:
 
 
 @frozen
-class Wholes:
-    """Tensors that lie near each other in one file, each in one chunk as it is."""
-
-    tensors: Sequence[Whole]
-    nbytes: int
-
-    @property
-    def proven(self) -> Proven:
-        return self.tensors[0][2]
-
-    @property
-    def start_bytes(self) -> int:
-        return self.tensors[0][0]
-
-    def sums(
-        self, checkpoint: Checkpoint, logical: Mapping[str, Logical], stretch_bytes: int
-    ) -> Sums:
-        found: list[Sums] = []
-        runs: list[Lying] = []
-        for _, nbytes, proven in self.tensors:
-            (stored,) = proven.sources
-            start = checkpoint.start_of(stored, stored.chunks[0])
-            if start is not None:
-                runs.append((start, whole_run(nbytes), proven.target.name, proven))
-            else:
-                found.append(_in_place(proven).sums(checkpoint, logical, stretch_bytes))
-        if runs:
-            file = runs[0][-1].sources[0].chunks[0].file
-            found.append(sum_runs(checkpoint, file, runs, stretch_bytes))
-        return merged_sums(found)
-
-
-@frozen
 class RunsOfFile:
     """Tensors that lie near each other in one file, each of which is a run of it."""
 
@@ -221,13 +184,6 @@ class RunsOfFile:
     def sums_in_file(self, checkpoint: Checkpoint) -> SumsOfRuns | None:
         """Both sums of each tensor, of all of its bytes; None where these are to be read."""
         return checkpoint.sums_of_whole(self.proofs, self.tensors)
-
-
-def _in_place(proven: Proven) -> InPlace:
-    (stored,) = proven.sources
-    return InPlace(
-        proven, stored, stored.chunks[0], 0, stored.layout.size, frozenset([proven.target.name])
-    )
 
 
 @frozen
