@@ -82,7 +82,8 @@ def check_replicas(sums: Sequence[Mapping[Key, int]]) -> None:
                 raise CoverageError(
                     f"`{name}` {box} differs between rank {first} and rank {rank}, and no"
                     " DTensor says which rank owns it",
-                    hint="give a DDP model in its wrapper (of buffers that it broadcasts, its first rank's are"
-                    " saved), or make it a DTensor whose placements say how ranks differ, or give it a name of"
-                    " its own on each rank; nothing was committed",
+                    hint="make it equal on all ranks (torch.distributed.broadcast), or a DTensor whose placements"
+                    " say how ranks differ, or give it a name of its own on each rank; of buffers that DDP"
+                    " broadcasts, its first rank's are saved where the model is given in its wrapper; nothing was"
+                    " committed",
                 )
