@@ -37,6 +37,17 @@ def few_lines(texts: Sequence[str], most: int = 8) -> str:
     return "".join(f"\n  {text}" for text in (*texts[:most], *more))
 
 
+def visible(text: str) -> str:
+    r"""The same text with characters that show nothing, or turn the line around, written out.
+
+    >>> visible("a\u202eb\n")
+    'a\\u202eb\\n'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def check_flags(**given: object) -> None:
     """Raise where what is to be true or false is anything else: Python takes text for true, even "no"."""
     for name, value in given.items():

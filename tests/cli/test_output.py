@@ -8,7 +8,9 @@ import unicodedata
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import intarsia as library
 from attacks.names import STEERING, tensors_that_steer_the_terminal
@@ -127,6 +129,14 @@ def test_on_a_narrow_terminal_no_column_is_cut_or_left_out(columns: int, monkeyp
         assert LONG in told
         assert "maxabsnan,rms0.1234,relative0.5678,cosine0.9" in told
         assert f"rank3placetp=0,ep=1,pp=2,stored{LONG},box[0:120,0:96]" in told
+
+
+def test_a_name_of_several_lines_breaks_no_picture(tmp_path: Path) -> None:
+    name = "a\nproof  every element arrives exactly once"
+    save_file({name: np.ones((4, 4), np.float32)}, tmp_path / "model.safetensors")
+    lines = intarsia("explain", tmp_path, name).out.splitlines()
+    assert not [line for line in lines if line.startswith("proof")]
+    assert len({len(line) for line in lines if line[:1] in ("┌", "│", "└")}) == 1
 
 
 def test_columns_that_fit_or_are_short_stay_columns(monkeypatch) -> None:

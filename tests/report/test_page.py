@@ -13,9 +13,9 @@ import pytest
 from intarsia.checking.alone.soundness import Soundness
 from intarsia.checking.fault import Fault
 from intarsia.checking.pair.comparison import Comparison, Difference
+from intarsia.errors import visible
 from intarsia.report.content import of_comparison, of_inspection, of_soundness
 from intarsia.report.page import LISTED, page_of
-from intarsia.report.safe import visible
 from tests.report.made import HOSTILE, hostile, large, manifest_of
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from intarsia.cli import options
 from intarsia.cli.output import OUTPUT, answer, complain, progress
-from intarsia.report.safe import visible
+from intarsia.errors import visible
 
 
 def run(

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from errno import EBADF
 from typing import Any, TextIO
 
-from intarsia.errors import IntarsiaError, StoreError
-from intarsia.report.safe import visible
+from intarsia.errors import IntarsiaError, StoreError, visible
 
 
 @dataclass

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from intarsia.document import Document, fields_of
-from intarsia.errors import UsageError
+from intarsia.errors import UsageError, visible
 from intarsia.format.registry import read_manifest
 from intarsia.frozen import frozen, frozen_open
 from intarsia.layout import describe_piece, draw
@@ -99,12 +99,13 @@ class Explanation(Document):
         logical = self.manifest.logical
         if self.tensor in logical:
             x = logical[self.tensor]
-            yield f"{self.tensor}: {x.dtype} {list(x.shape)}, {x.size:,} elements"
+            yield f"{visible(self.tensor)}: {x.dtype} {list(x.shape)}, {x.size:,} elements"
         shapes = {name: x.shape for name, x in logical.items()}
         for s in self.held:
             part = f", its part {s.name}" if s.key not in ("", s.name) else ""
-            yield f"\nstored as {s.on_disk}{part}, {s.dtype} {list(s.shape)}"
-            yield draw(s.layout, shapes, width=width)
+            yield f"\nstored as {visible(s.on_disk + part)}, {s.dtype} {list(s.shape)}"
+            names = {name: visible(name) for name in s.layout.tensors}
+            yield draw(s.layout, shapes, names=names, width=width)
 
     def __str__(self) -> str:
         return self.drawing()

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from intarsia.checking.naming import place_of
-from intarsia.report.safe import visible
+from intarsia.errors import visible
 from intarsia.state.names import of_kind
 
 

@@ -11,10 +11,11 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from intarsia import __version__
+from intarsia.errors import visible
 from intarsia.planning.manifest import Logical
 from intarsia.report.content import PageContent, State
 from intarsia.report.model_map import map_of
-from intarsia.report.safe import html, script, visible
+from intarsia.report.safe import html, script
 from intarsia.report.storage import storage_map
 
 if TYPE_CHECKING:

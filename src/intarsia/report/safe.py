@@ -5,18 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from intarsia.errors import visible
+
 _IN_A_SCRIPT = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
-
-
-def visible(text: str) -> str:
-    r"""The same text with characters that show nothing, or turn the line around, written out.
-
-    >>> visible("a\u202eb\n")
-    'a\\u202eb\\n'
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def html(text: object) -> str:

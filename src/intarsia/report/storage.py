@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from intarsia.errors import LayoutError
+from intarsia.errors import LayoutError, visible
 from intarsia.format.registry import format_named
 from intarsia.layout import Layout, draw
 from intarsia.planning.manifest import Chunk, Manifest, Stored
-from intarsia.report.safe import visible
 
 CHUNKS = 100_000
 """How many chunks a page lists; where there are more, each stored tensor shows its first ones."""
