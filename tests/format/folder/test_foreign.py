@@ -53,6 +53,8 @@ NAMES = [
     (("distrib_optim.pt", "model_rng.pt"), "one model-parallel rank's pickle", "torch_dist"),
     (("0/iter_0000010_0_local.pt", "1/iter_0000010_1_local.pt"), "0 holds Megatron-LM's local checkpoint", "--ckpt-format torch_dist"),
     (("iter_0000010_0_local.pt",), "local checkpoint, one pickle for each rank", "on the same ranks"),
+    (("iter_0000010/common.pt", "iter_0000010/metadata.json", "iter_0000010/decoder.weight/.zarray", "latest_checkpointed_iteration.txt"), "backend zarr", "--ckpt-format torch_dist"),
+    (("common.pt", "metadata.json"), "common.pt) without its tensors", "restore .metadata"),
     (("config.json", "pytorch_model.bin"), "Transformers in a pickle", "save_pretrained"),
     (("config.json", "pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"), "Transformers in a pickle", "save_pretrained"),
     (("pytorch_model_fsdp.bin", "optimizer.bin"), "without a model configuration", "torch.load("),

@@ -138,6 +138,14 @@ MEGATRON_LOCAL = Foreign(
     "Megatron-LM's local checkpoint, one pickle for each rank (--non-persistent-ckpt-type local)",
     "resume from it on the same ranks, and save with --save and --ckpt-format torch_dist, which is read",
 )
+MEGATRON_ZARR = Foreign(
+    "a Megatron-LM checkpoint of the backend zarr, with one folder for each tensor",
+    "load it with a Megatron-LM that has this backend still, and save with --ckpt-format torch_dist",
+)
+MEGATRON_COMMON = Foreign(
+    "the common state of a Megatron-LM checkpoint (common.pt) without its tensors",
+    "restore .metadata and the *.distcp files from where they were saved",
+)
 META = Foreign(
     "Meta's own Llama files (consolidated.*.pth)",
     "take the Transformers files of the model from the hub, or convert with Transformers 4: python -m"
@@ -231,6 +239,9 @@ def _of_names(folder: PurePath, names: Iterable[str]) -> Foreign | None:
             return kind
     if ".metadata" not in present and any(n.endswith(".distcp") for n in present):
         return NO_METADATA
+    if {"common.pt", "metadata.json"} <= set(present):
+        arrays = any(is_file(p / ".zarray") for p in names_like(folder))
+        return MEGATRON_ZARR if arrays else MEGATRON_COMMON
     if {"weights", "context"} <= set(present) and is_folder(folder / "weights"):
         return NEMO_2
     if any(n.startswith("mp_rank_") and is_megatron_rank(folder / n) for n in present):

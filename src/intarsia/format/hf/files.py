@@ -247,8 +247,12 @@ def _read_file(
         complain(Complaint(error, (file,)))
     twice = [] if found.keys().isdisjoint(here) else [name for name in here if name in found]
     for name in twice:
-        text = f"{name!r} is in {found[name].file} and in {file}"
-        complain(Complaint(FormatError(text, kind="index-wrong"), (file,)))
+        error = FormatError(
+            f"{name!r} is in {found[name].file} and in {file}",
+            hint="remove the file that is not of this model, or the tensor from one of the two",
+            kind="index-wrong",
+        )
+        complain(Complaint(error, (file,)))
         del here[name]
     found |= here
     return metadata
