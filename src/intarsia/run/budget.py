@@ -36,6 +36,12 @@ SHARES = 24
 """A kill loses what all workers have in hand; that is at most one of so many shares of the work."""
 
 
+CALLS = 8
+"""How many calls a thread has at least that keep nothing of what they look at, where there is so much work."""
+CALL_BYTES = 4 * LARGE_BYTES
+"""How much one of them looks at, at most."""
+
+
 @frozen
 class Budget:
     """Bytes of buffers, and the threads that share them."""
@@ -105,6 +111,10 @@ class Budget:
         time does; more threads than that leaves work for only wait for each other.
         """
         return min(self.workers, 1 + total_bytes // (ALONE_BYTES * max(things, 1)))
+
+    def call_bytes(self, total_bytes: int, least_bytes: int) -> int:
+        """How much is looked at in a call that keeps nothing of it: each costs the interpreter as much, whatever it looks at."""
+        return max(least_bytes, min(CALL_BYTES, total_bytes // (CALLS * self.workers)))
 
     @property
     def stretch_bytes(self) -> int:

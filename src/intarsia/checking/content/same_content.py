@@ -108,23 +108,16 @@ class Content:
 
     def row(self, stored: Stored, unit: StackedMatrix, number: int) -> NDArray[np.float64]:
         """One row of a matrix as numbers; empty where it cannot be read."""
-        try:
-            parts = [*self._windows(stored, _box(unit, 0, (number, number + 1)))]
-        except (FormatError, CoverageError):
-            parts = []  # what cannot be read is reported elsewhere
-        return as_float64(np.concatenate(parts), stored.dtype).real if parts else np.empty(0)
+        held = self._read(stored, _box(unit, 0, (number, number + 1)))
+        return as_float64(held, stored.dtype).real
 
     def is_table(self, stored: Stored, unit: StackedMatrix) -> bool:
         """Whether rows are the sines or cosines of 0, 1, 2 … times an angle for each column.
 
         Those of rotary embeddings hold every angle twice, in the two halves of a head.
         """
-        try:
-            three = Box((unit.first_row, 0), (min(3, unit.rows), unit.columns))
-            rows = [*self._windows(stored, three)]
-        except (FormatError, CoverageError):
-            return False
-        numbers = as_float64(np.concatenate(rows), stored.dtype).real.reshape(-1, unit.columns)
+        held = self._read(stored, Box((unit.first_row, 0), (min(3, unit.rows), unit.columns)))
+        numbers = as_float64(held, stored.dtype).real.reshape(-1, unit.columns)
         if len(numbers) < 3:
             return False
         zeroth, first, second = numbers
@@ -137,10 +130,7 @@ class Content:
         """Whether a block's elements say how far row and column are apart, and no more: masks, decays and slopes."""
         box = _box(unit, axis, run)
         few = Box(box.offsets, (min(box.shape[0], _DISTANCES), box.shape[1]))
-        try:
-            rows = np.concatenate([*self._windows(stored, few)]).reshape(-1, box.shape[1])
-        except (FormatError, CoverageError):
-            return False
+        rows = self._read(stored, few).reshape(-1, box.shape[1])
         return len(rows) > 2 and np.array_equal(rows[1:, 1:], rows[:-1, :-1])
 
     def close(self) -> None:
@@ -167,6 +157,14 @@ class Content:
         except (FormatError, CoverageError):
             return False  # what cannot be read is reported elsewhere
         return bits >= _TELLS_BITS
+
+    def _read(self, stored: Stored, box: Box) -> Bits:
+        """The elements of a box but for padding; none where it cannot be read, which is reported elsewhere."""
+        nothing = np.empty(0, bits_dtype(stored.dtype))
+        try:
+            return np.concatenate([nothing, *self._windows(stored, box)])
+        except (FormatError, CoverageError):
+            return nothing
 
     def _windows(self, stored: Stored, box: Box) -> Iterator[Bits]:
         if self._checkpoint is None:

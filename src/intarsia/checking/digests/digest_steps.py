@@ -23,7 +23,7 @@ from intarsia.planning.manifest import Chunk, Logical, Stored
 from intarsia.planning.proof import AlikeTensors, Proofs, Proven
 from intarsia.planning.whole_tensor import WholeTensor
 from intarsia.planning.window import flat_start, windows
-from intarsia.run.budget import LARGE_BYTES, Budget
+from intarsia.run.budget import Budget
 from intarsia.run.sharing import in_steps
 from intarsia.run.sums.hashing import LONG_BYTES
 
@@ -32,12 +32,6 @@ Step = InPlace | ReadTogether | RunsOfFile | InBands | ReadWindow
 VIEWED = 2
 """How many windows one step sums, at most."""
 
-STEPS = 8
-"""How many steps a thread has at least, where there is so much work."""
-
-MOST_BYTES = 4 * LARGE_BYTES
-"""How much is summed in one call at most."""
-
 
 def steps_over(
     checkpoint: Checkpoint, proofs: Proofs, wanted: Mapping[str, Logical], budget: Budget
@@ -45,7 +39,8 @@ def steps_over(
     """The work on a checkpoint, in the order of its bytes, so that a disk reads on and on."""
     steps: list[Step] = []
     small: dict[str, list[InPlace]] = {}
-    step_bytes = _step_bytes(checkpoint, budget)
+    total = sum(checkpoint.manifest.files.values())
+    step_bytes = budget.call_bytes(total, budget.window_bytes)
     in_files, rest = _in_files(proofs, wanted, budget.window_bytes)
     for tensors in in_files.values():
         tensors.sort(key=_START)
@@ -64,12 +59,6 @@ def steps_over(
         for some in in_steps(parts, budget.stretch_bytes, lambda step: step.nbytes):
             steps.append(ReadTogether(some) if len(some) > 1 else some[0])
     return sorted(steps, key=lambda step: step.start_bytes)
-
-
-def _step_bytes(checkpoint: Checkpoint, budget: Budget) -> int:
-    """How much is summed in one call where nothing is kept of it: each costs the interpreter as much, whatever it sums."""
-    total = sum(checkpoint.manifest.files.values())
-    return max(budget.window_bytes, min(MOST_BYTES, total // (STEPS * budget.workers)))
 
 
 def hash_of_steps(steps: Iterable[Step]) -> str:

@@ -23,7 +23,7 @@ from intarsia.mesh import Box, Shape
 from intarsia.opened.padding import not_compared, trained_padding
 from intarsia.planning.manifest import Logical, Manifest
 from intarsia.planning.problem import FILE_LOST
-from intarsia.run.budget import LARGE_BYTES, Budget
+from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress, after
 from intarsia.run.room import Bytes, Room, in_parts
 from intarsia.run.sharing import in_steps, share_out
@@ -135,12 +135,6 @@ class _PairWindow(NamedTuple):
 
 _HELD_BYTES = attrgetter("held_bytes")
 
-STEPS = 8
-"""How many steps a thread has at least, where there is so much work."""
-
-MOST_BYTES = 4 * LARGE_BYTES
-"""How much a thread compares in one call at most: what follows a difference is read again."""
-
 TOGETHER = 512
 """Windows whose runs are put together at once."""
 
@@ -200,18 +194,15 @@ class _Comparing:
                 cut[shape, size, most] = each
             windows += [_PairWindow(number, *x) for x in each]
         sides = SideBySide(self.a, self.b, self.pairs)
-        steps = in_steps(windows, self._step_bytes(), _HELD_BYTES)
+        # What is compared in its files needs no memory.
+        total, least = sum([pair.a.nbytes for pair in self.pairs]), self.budget.side_bytes
+        steps = in_steps(windows, self.budget.call_bytes(total, least), _HELD_BYTES)
         for some in in_steps(steps, TOGETHER, len):
             lying = [(number, box) for step in some for number, box, _, _ in step]
             together, start = InFiles(sides, lying, len(some)), 0
             for step in some:
                 yield _Step(step, sum([window.nbytes for window in step]), together, start)
                 start += len(step)
-
-    def _step_bytes(self) -> int:
-        """How much is compared in one call: what is compared in its files needs no memory."""
-        share = sum([pair.a.nbytes for pair in self.pairs]) // (STEPS * self.budget.workers)
-        return max(self.budget.side_bytes, min(MOST_BYTES, share))
 
     def _work(self, step: _Step) -> Mapping[int, _Found | Unequal | None]:
         windows, _, in_files, start = step

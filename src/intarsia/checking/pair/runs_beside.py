@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from math import prod
 from typing import NamedTuple
@@ -39,29 +39,23 @@ class Beside(NamedTuple):
 
 def runs_beside(left: Recipe, right: Recipe, size: int, itemsize: int) -> Beside | None:
     """The runs of a window of so many elements; None where it does not consist of few of them."""
-    met = list(_met(left, right))
+    met = _met(left, right)
     runs = [(a, b, run) for a, b, piece in met for run in _runs_of(piece, itemsize)]
     if len(runs) > MOST_RUNS or sum([r.rows * r.row_bytes for *_, r in runs]) != size * itemsize:
         return None
-    ours, theirs = (
-        list(dict.fromkeys(each)) for each in ([a for a, *_ in met], [b for _, b, _ in met])
-    )
     return Beside(
-        Half(
-            ours,
-            [ours.index(a) for a, *_ in runs],
-            [r.at for *_, r in runs],
-            [r.at_step for *_, r in runs],
-        ),
-        Half(
-            theirs,
-            [theirs.index(b) for _, b, _ in runs],
-            [r.to for *_, r in runs],
-            [r.to_step for *_, r in runs],
-        ),
+        _half((a, r.at, r.at_step) for a, _, r in runs),
+        _half((b, r.to, r.to_step) for _, b, r in runs),
         [r.rows for *_, r in runs],
         [r.row_bytes for *_, r in runs],
     )
+
+
+def _half(runs: Iterable[tuple[ChunkNumber, int, int]]) -> Half:
+    """One side of runs, each by its chunk, its first byte there and the bytes from row to row."""
+    numbers: dict[ChunkNumber, int] = {}
+    each = [(numbers.setdefault(chunk, len(numbers)), at, step) for chunk, at, step in runs]
+    return Half([*numbers], *([run[k] for run in each] for k in range(3)))
 
 
 class _RowRun(NamedTuple):

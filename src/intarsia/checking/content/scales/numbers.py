@@ -27,10 +27,8 @@ def scale_faults_of_headers(manifest: Manifest) -> Iterator[Fault]:
         kinds.setdefault(fault.kind, []).append(fault)
     for kind, like in kinds.items():
         names = tuple(dict.fromkeys(name for fault in like for name in fault.tensors))
-        files = sorted(
-            {c.file for n in names if n in manifest.stored for c in manifest.stored[n].chunks}
-        )
-        yield Fault(kind, names, few(files), with_more(like[0].text, like))
+        files = {c.file for n in names if n in manifest.stored for c in manifest.stored[n].chunks}
+        yield Fault(kind, names, few(sorted(files)), with_more(like[0].text, like))
 
 
 def undeclared(manifest: Manifest) -> Iterator[Fault]:
