@@ -21,6 +21,14 @@ MOST_RANKS = 64
 MOST_WAYS = 3
 """Parts up to which every order of them is tried."""
 
+KINDS = {
+    "gate and up": ("gate-up-swapped", "gate-up-interleaved"),
+    "query, key and value": ("qkv-permuted", "qkv-interleaved"),
+}
+"""What parts in another order are called, and what shards of them in turn."""
+
+COMPONENTS = ("components-interleaved", "components-interleaved")
+
 
 @frozen_open
 class Parts:
@@ -29,7 +37,6 @@ class Parts:
     labels: tuple[str, ...]
     sizes: tuple[int, ...]
     groups: int
-    kinds: tuple[str, str]
 
     @property
     def title(self) -> str:
@@ -87,9 +94,7 @@ def parts_of(
         heads = _number(vision, *HEADS, "num_heads") if isinstance(vision, Mapping) else 0
         groups = 0
     if "gate_up" in name and size % 2 == 0:
-        return Parts(
-            ("gate", "up"), (size // 2,) * 2, 1, ("gate-up-swapped", "gate-up-interleaved")
-        )
+        return Parts(("gate", "up"), (size // 2,) * 2, 1)
     if _QKV.search(name):
         groups = groups or heads
         if not heads or size % (heads + 2 * groups):
@@ -97,26 +102,23 @@ def parts_of(
         if size % (heads + 2 * groups) == 0:
             one = size // (heads + 2 * groups)
             sizes = (heads * one, groups * one, groups * one)
-            return Parts(
-                ("query", "key", "value"), sizes, groups, ("qkv-permuted", "qkv-interleaved")
-            )
+            return Parts(("query", "key", "value"), sizes, groups)
     nope, value = _number(text, "qk_nope_head_dim"), _number(text, "v_head_dim")
     if ".kv_b_proj." in name and nope and size == heads * (nope + value):
-        return Parts(("key", "value"), (heads * nope, heads * value), heads, _COMPONENTS)
+        return Parts(("key", "value"), (heads * nope, heads * value), heads)
     if ".q_proj." in name and width and size == 2 * heads * width:
-        return Parts(("query", "gate"), (heads * width,) * 2, heads, _COMPONENTS)
+        return Parts(("query", "gate"), (heads * width,) * 2, heads)
     keys, values = _number(text, "linear_num_key_heads"), _number(text, "linear_num_value_heads")
     k, v = (
         _number(text, f"linear_{x}_head_dim") * n for x, n in (("key", keys), ("value", values))
     )
     if ".in_proj_qkvz." in name and keys and size == 2 * (k + v):
-        return Parts(("query", "key", "value", "gate"), (k, k, v, v), keys, _COMPONENTS)
+        return Parts(("query", "key", "value", "gate"), (k, k, v, v), keys)
     if ".in_proj_ba." in name and keys and size == 2 * values:
-        return Parts(("b", "a"), (values, values), keys, _COMPONENTS)
+        return Parts(("b", "a"), (values, values), keys)
     return None
 
 
-_COMPONENTS = ("components-interleaved", "components-interleaved")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 GROUPS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 
@@ -149,7 +151,7 @@ def named_order(parts: Parts, found: Ints, sides: tuple[str, str], noun: str) ->
         lie = ", or ".join(f"{x} in {left} and {y} in {right}" for x, y in each)
     sizes = few([f"{n:,}" for n in parts.sizes], 9)
     plain = {before.cuts, after.cuts} <= {1, parts.groups} or before.cuts == after.cuts
-    kind = parts.kinds[0 if plain else 1]
+    kind = KINDS.get(parts.title, COMPONENTS)[0 if plain else 1]
     rows = np.argsort(before.rows(parts))[after.rows(parts)]
     return FusedOrder(kind, f"{parts.title} of {sizes} {noun} lie {lie}", rows)
 

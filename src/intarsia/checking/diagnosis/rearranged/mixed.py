@@ -14,6 +14,7 @@ import numpy as np
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypotheses.groups import FusedParts
 from intarsia.checking.diagnosis.hypothesis import NEARLY_ALL
+from intarsia.checking.diagnosis.rearranged.fused import COMPONENTS, KINDS
 from intarsia.checking.diagnosis.rearranged.keys import (
     KEY_ELEMENTS,
     MOST_ROWS,
@@ -34,13 +35,6 @@ from intarsia.mesh import Box
 
 MOST_RANKS = 64
 MOST_PARTS = 3
-KINDS = {
-    "gate and up": ("gate-up-swapped", "gate-up-interleaved"),
-    "query, key and value": ("qkv-permuted", "qkv-interleaved"),
-}
-"""What parts in another order are called, and what shards of them in turn."""
-
-COMPONENTS = ("components-interleaved", "components-interleaved")
 
 
 def order_of(e: Evidence, group: FusedParts, named: Iterable[Order]) -> Order | None:

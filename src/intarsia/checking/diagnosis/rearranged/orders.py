@@ -8,10 +8,9 @@ from functools import partial
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypotheses.groups import FusedParts, RelatedTensors
 from intarsia.checking.diagnosis.hypothesis import Hypothesis
+from intarsia.checking.diagnosis.rearranged.fused import COMPONENTS, KINDS
 from intarsia.checking.diagnosis.rearranged.misplaced import split_hypotheses
 from intarsia.checking.diagnosis.rearranged.mixed import (
-    COMPONENTS,
-    KINDS,
     MOST_RANKS,
     one_by_one,
     order_of,
