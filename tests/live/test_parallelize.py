@@ -22,6 +22,8 @@ from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertModel,
+    CLIPConfig,
+    CLIPModel,
     PreTrainedModel,
     T5Config,
     T5EncoderModel,
@@ -174,6 +176,14 @@ def test_a_batch_goes_by_the_dimension_that_the_model_was_cut_along(fake_mesh: M
     assert batch_place(mesh) == (1, 2)
 
 
+def clip(blocks: tuple[str, ...] | None = ("CLIPEncoderLayer",)) -> PreTrainedModel:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 2}
+    model = CLIPModel(CLIPConfig(text_config=sizes, vision_config=sizes))
+    model._no_split_modules = blocks
+    return model
+
+
 LLAMA4 = {"num_local_experts": 4, "intermediate_size": 32, "intermediate_size_mlp": 64}
 REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], dict[str, int], dict[str, Any], str]] = {
     "uneven experts": (moe, {"ep": 3}, {}, "8 experts .* over 3 expert-parallel ranks"),
@@ -207,6 +217,10 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], dict[str, int], dict[str
     "no role": (moe, {"dp": 2, "pp": 2}, {}, "'pp' of 2 ranks has no role"),
     "two roles": (moe, {"dp": 2}, {"replicate": "dp"}, "plays two roles"),
     "another order": (moe, {"ep": 2, "dp": 2}, {}, r"the dimensions \['ep', 'dp'\]"),
+    "a number as a parameter": (
+        lambda: clip(), {"dp": 2}, {}, "logit_scale of CLIPModel has no axis that FSDP2 could cut"
+    ),
+    "no blocks": (lambda: clip(blocks=None), {"dp": 2}, {}, "does not list the classes of its blocks"),
     "copies of nothing": (moe, {"rep": 2}, {"replicate": "rep"}, "no dimension of the mesh shards"),
 }  # fmt: skip
 

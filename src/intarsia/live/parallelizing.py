@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
-from intarsia.errors import UsageError, check_flags
+from intarsia.errors import UsageError, check_flags, few
 from intarsia.live.parallel.agreement import assert_same_model
 from intarsia.live.parallel.experts import Experts, expert_modules, place
 from intarsia.live.parallel.features_apart import check_features_apart
@@ -61,6 +61,7 @@ def parallelize(
     experts = expert_modules(model, roles, expert_axis)
     layers = layers_of(model, roles.size(roles.tp)) if roles.tp else []
     check_features_apart(model, layers, roles.size(roles.tp) if roles.tp else 1)
+    units = _units(model) if roles.dense is not None else []
     assert_same_model(model, mesh)
 
     options: dict[str, Any] = {"reshard_after_forward": reshard_after_forward}
@@ -72,7 +73,7 @@ def parallelize(
     for found in experts:
         place(found, roles, further=further)
     if roles.dense is not None:
-        _shard(model, experts if roles.ep else [], roles, further, options)
+        _shard(model, units, experts if roles.ep else [], roles, further, options)
         # Ranks must generate in step: a rank that is done earlier still serves the others.
         model._is_fsdp_managed_module = True  # type: ignore[assignment]
     mark_placed(model)
@@ -81,7 +82,12 @@ def parallelize(
 
 
 def _shard(
-    model: nn.Module, experts: list[Experts], roles: Roles, further: bool, options: dict[str, Any]
+    model: nn.Module,
+    units: list[nn.Module],
+    experts: list[Experts],
+    roles: Roles,
+    further: bool,
+    options: dict[str, Any],
 ) -> None:
     """FSDP2, from the inside out: experts on their own mesh, blocks, embeddings, the rest."""
     own: set[nn.Parameter] = set()
@@ -94,7 +100,7 @@ def _shard(
             )
     left = {p for p in model.parameters() if not p.numel()}  # FSDP fails in the backward pass
     left |= set() if further else own
-    for unit in _units(model):
+    for unit in units:
         fully_shard(unit, mesh=roles.dense, ignored_params=left, **options)
     fully_shard(model, mesh=roles.dense, ignored_params=left, **options)
 
@@ -106,6 +112,11 @@ def _units(model: nn.Module) -> list[nn.Module]:
         raise UsageError(
             f"{type(model).__name__} does not list the classes of its blocks",
             hint="set `model._no_split_modules` to the names of their classes",
+        )
+    if numbers := [name for name, p in model.named_parameters() if not p.dim()]:
+        raise UsageError(
+            f"{few(numbers)} of {type(model).__name__} has no axis that FSDP2 could cut",
+            hint="make it a parameter of shape [1]",
         )
     users: dict[nn.Parameter, set[nn.Module]] = {}
     for module in model.modules():
