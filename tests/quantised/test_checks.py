@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -318,3 +319,44 @@ def test_diff_needs_numbers_and_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="is quantised"):
             intarsia.diff(*pair)
     assert command("diff", a, b).status == 2
+
+
+def copied_layer(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return other
+
+
+def copied_half(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x[: len(x) // 2]] * 2)
+
+
+def lost_half(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x[: len(x) // 2], 0 * x[len(x) // 2 :]])
+
+
+def never_written(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return 0 * x
+
+
+@pytest.mark.parametrize(
+    ("damage", "kind"),
+    [
+        (copied_layer, "tensor-repeated"),
+        (copied_half, "shards-repeated"),
+        (lost_half, "zero-block"),
+        (never_written, "zero-tensor"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("scheme", "word"), [("int8", "weight"), ("int4", "weight_packed"), ("gptq", "qweight"), ("awq", "qweight")]
+)  # fmt: skip
+@pytest.mark.one_in(4)
+def test_codes_show_what_numbers_would(
+    tmp_path: Path, scheme: str, word: str, damage: Callable[..., torch.Tensor], kind: str
+) -> None:
+    make, said = SCHEMES[scheme]
+    tensors, config = llama(num_hidden_layers=3)
+    held = make(tensors)
+    at, other = (f"model.layers.{k}.self_attn.q_proj.{word}" for k in (1, 0))
+    held[at] = damage(held[at], held[other]).clone()
+    path = write_hf(tmp_path, held, config | {"quantization_config": said})
+    assert [fault for fault, names in faults_of(path) if at in names] == [kind]

@@ -28,6 +28,7 @@ from intarsia.checking.content.quantised_parts import part_faults
 from intarsia.checking.content.repeats import made_by_copying, repeat_faults
 from intarsia.checking.content.same_content import Content
 from intarsia.checking.content.scales.numbers import (
+    beside_scales_of_zero,
     declared_otherwise,
     scale_faults,
     scale_faults_of_headers,
@@ -196,9 +197,14 @@ def _content_faults(
 ) -> tuple[list[Fault], Sequence[str]]:
     """What the numbers of tensors show, and notes on what was repeated on purpose."""
     weights = weights_among(found, manifest.quantised)
+    judged = beside_scales_of_zero(found, manifest.quantised)
     with Content(manifest, budget) as content:
         content.look_at_zeros(found)
-        faults = [*content_faults(weights, format_named(manifest.format), content)]
+        faults = [
+            fault
+            for fault in content_faults(weights, format_named(manifest.format), content)
+            if fault.kind != "zero-tensor" or not judged.issuperset(fault.tensors)
+        ]
         faults += scale_faults(found, manifest.quantised)
         repeated = list(repeat_faults(weights, ties_for_sure(manifest), content))
     meant, repeated = made_by_copying(manifest.logical, repeated)

@@ -33,7 +33,7 @@ _MOST_ROWS = 256
 def hole(stats: ItemStats, matrix: MatrixFacts, content: Content) -> Iterator[Fault]:
     """The first stretch of zeros in a matrix that lies in one piece, if its zeros go on beside whole rows."""
     stored, unit = stats.item.stored, matrix.unit
-    if len(stats.item.chunks) != 1 or matrix.zero_columns or not stored.dtype.floating:
+    if len(stats.item.chunks) != 1 or matrix.zero_columns or not content.holds_weights(stored):
         return
     for lo, hi in matrix.zero_rows:
         before = _going_on(stored, unit, lo - 1, -1, content)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from intarsia.checking.content.same_content import Content, Matrix
@@ -34,7 +35,7 @@ def repeat_faults(
     weights = [m for m in matrices if not m[1].unit.place.kind]
     masters = [m for m in matrices if m[1].unit.place.kind == MASTER]
     parts = (weights, masters, [m for m in matrices if m[1].unit.place.is_moment])
-    for repeated in (repeated_experts, repeated_layers):
+    for repeated in (repeated_experts, partial(repeated_layers, content)):
         # What was copied with its state is reported once, for the weights.
         equal = (part for part in parts if _has_copies(part))
         yield from next((faults for part in equal if (faults := list(repeated(part)))), ())
@@ -178,11 +179,11 @@ def _size(groups: Mapping[Any, Experts]) -> int:
     )
 
 
-def repeated_layers(matrices: Sequence[Matrix]) -> Iterator[Fault]:
+def repeated_layers(content: Content, matrices: Sequence[Matrix]) -> Iterator[Fault]:
     """Layers that are equal in every matrix, or in some; what all layers share is a buffer."""
     templates: dict[_Stack, dict[int, Matrix]] = {}
     for stored, p in matrices:
-        if p.telling and stored.dtype.floating:
+        if p.telling and content.holds_weights(stored):
             for key, number in _stacks(stored, p.unit.place):
                 templates.setdefault(key, {})[number] = (stored, p)
     equal: dict[tuple[str, int, int], list[Matrix]] = {}
@@ -241,7 +242,7 @@ def repeated_shards(stats: ItemStats, content: Content) -> Iterator[Fault]:
             ("rows", p.repeated_rows, p.unit.rows, p.unit.columns),
             ("columns", p.repeated_columns, p.unit.columns, p.unit.rows),
         ):
-            if repeat is None:
+            if repeat is None or not content.holds_weights(stored):
                 continue
             (a, b), (c, d) = repeat.runs(length)
             axis = int(word == "columns")

@@ -22,6 +22,7 @@ from intarsia.errors import CoverageError, FormatError
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Manifest, Stored
 from intarsia.planning.window import windows
+from intarsia.quantised import PartRole
 from intarsia.run.budget import Budget
 from intarsia.value.bits import Bits, as_float64, bits_dtype
 
@@ -49,6 +50,13 @@ class Content:
     def __init__(self, manifest: Manifest, budget: Budget) -> None:
         self._manifest, self._budget = manifest, budget
         self._checkpoint: Checkpoint | None = None
+
+    def holds_weights(self, stored: Stored) -> bool:
+        """Whether elements are numbers, or codes of a quantised weight: other integers are tables."""
+        if stored.dtype.floating:
+            return True
+        found = self._manifest.quantised.by_part.get(stored.name)
+        return found is not None and found[1].role is PartRole.WEIGHT
 
     def confirmed(self, matrices: Sequence[Matrix]) -> list[Matrix]:
         """The same matrices, with equal digests only where they are equal throughout."""

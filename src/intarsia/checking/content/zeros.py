@@ -53,7 +53,7 @@ def zero_block(
     if not matrix.zero_rows and not matrix.zero_columns:
         return
     unit, place, stored = matrix.unit, matrix.unit.place, stats.item.stored
-    if min(unit.rows, unit.columns) < 2 or not stored.dtype.floating:
+    if min(unit.rows, unit.columns) < 2 or not content.holds_weights(stored):
         return
     if place.is_moment and place.is_rare:
         return  # tokens that never came and experts that were never chosen have none
@@ -173,7 +173,7 @@ def zero_tensors(found: Sequence[ItemStats], content: Content) -> Iterator[Fault
             vector = in_layer and not matrix and p.unit.columns > 1
             if _STARTS_AT_ZERO.search(place.template):
                 continue
-            if stats.item.stored.dtype.floating and (is_judged or vector):
+            if (is_judged or vector) and content.holds_weights(stats.item.stored):
                 make = made.make_of(stats.item.stored.name)
                 alike.setdefault((place.kind, place.template, make), []).append((stats, p))
                 if not p.zero:

@@ -138,8 +138,8 @@ def hash_of_sums(sums: Sums, first: int) -> Sums:
 
 
 def is_wide(unit: StackedMatrix, dtype: DType) -> bool:
-    """Whether equal blocks of a matrix say anything."""
-    return unit.rows > FEWEST_ROWS and unit.columns > FEWEST_ROWS and dtype.floating
+    """Whether equal blocks of a matrix may say anything."""
+    return unit.rows > FEWEST_ROWS and unit.columns > FEWEST_ROWS and dtype.name != "BOOL"
 
 
 def _spread(found: tuple[Run, ...], width: int, length: int) -> tuple[Run, ...]:

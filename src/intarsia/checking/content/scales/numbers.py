@@ -127,6 +127,15 @@ def weights_among(found: Sequence[ItemStats], quantised: QuantisedWeights) -> li
     return [stats for stats in found if _part_beside(stats, quantised) is None]
 
 
+def beside_scales_of_zero(
+    found: Sequence[ItemStats], quantised: QuantisedWeights
+) -> frozenset[str]:
+    """The codes of weights that have scales of zero: codes of zero beside them are judged with the scales."""
+    zero = (stats.item.stored.name for stats in found if any(p.zero for p in stats.matrices))
+    parts = (quantised.by_part.get(name) for name in zero)
+    return frozenset(w.main.name for w, part in filter(None, parts) if part.role.is_scale)
+
+
 def _part_beside(
     stats: ItemStats, quantised: QuantisedWeights
 ) -> tuple[QuantisedWeight, WeightPart] | None:
