@@ -187,6 +187,9 @@ def test_state_that_fits_the_model_and_a_part_beside_it_is_refused(
     assert "--section model,optimizer" in str(no.value.hint)
     other = torch.nn.Linear(3, 2)
     into = torch.optim.AdamW(other.parameters())
+    with intarsia.open(src, section="head") as found:
+        (left,) = [x for x in found.manifest.inventory if x.name == "optimizer"]
+    assert "(--section head,optimizer reads it so)" in left.why
     intarsia.load(src, into=other, optimizer=into, section=("head", "optimizer"))
     assert torch.equal(other.weight, head.weight)
     for kind, x in optimizer.state[head.weight].items():

@@ -226,10 +226,11 @@ def _items(
     for root in divided.roots:
         keys = [key for key, of in state.items() if of == root]
         kept = root == divided.optimizer or divided.unclear is not None
-        fate, why = (Fate.READ, "") if kept else (Fate.LEFT_OUT, "the optimizer of another section")
-        yield InventoryItem(
-            "section", root.removesuffix(".") or TOP, Role.OPTIMIZER, fate, why, size(keys)
-        )
+        fate, why, name = Fate.READ, "", root.removesuffix(".") or TOP
+        if not kept:
+            fate = Fate.LEFT_OUT
+            why = f"nothing says that it is this section's (--section {model or TOP},{name} reads it so)"
+        yield InventoryItem("section", name, Role.OPTIMIZER, fate, why, size(keys))
     # Of what torch did not nest, names with dots are those of a module.
     apart = (n for n in objects if "." not in n or len(paths.get(n, ())) != 1)
     rest = dict.fromkeys(n.partition(".")[0] for n in apart if divided._owner(n) is None)
