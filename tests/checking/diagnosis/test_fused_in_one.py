@@ -134,3 +134,17 @@ def test_only_queries_and_keys_of_a_model_without_a_table_have_rotary_halves(
     b = write_hf(tmp_path / "b", {name: wrong}, None)
     (found,) = intarsia.verify(a, b).different
     assert found.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"), [("layers.0.mlp.gate_up_proj.weight", 56), ("layers.0.attn.qkv.weight", 72)]
+)
+def test_columns_of_what_a_projection_takes_are_no_parts_of_it(
+    tmp_path: Path, name: str, rows: int
+) -> None:
+    config = {"model_type": "none", "hidden_size": 24, "num_attention_heads": 4}
+    right = torch.randn(rows, 24, generator=torch.Generator().manual_seed(1))
+    wrong = torch.cat(right.chunk(2, 1)[::-1], 1)
+    a, b = (write_hf(tmp_path / x, {name: y}, config) for x, y in (("a", right), ("b", wrong)))
+    (found,) = intarsia.verify(a, b).different
+    assert found.kind == "shards-permuted"

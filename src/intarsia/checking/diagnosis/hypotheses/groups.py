@@ -165,7 +165,13 @@ class RelatedTensors:
         """The parts that one tensor holds on an axis, by its name."""
         shape = self.logical[name].shape
         stacked = axis == 0 and len(shape) > 2
-        return None if stacked else parts_of(name, self.text, self.config, shape[axis])
+        taken = stacked or self.is_taken(shape, axis)
+        return None if taken else parts_of(name, self.text, self.config, shape[axis])
+
+    def is_taken(self, shape: tuple[int, ...], axis: int) -> bool:
+        """Whether an axis of a projection is that of what it takes: it alone has the model's width."""
+        width = self.text.get("hidden_size")
+        return len(shape) > 1 and shape[axis] == width and shape[-2:].count(width) == 1
 
     def query_groups(self) -> int | None:
         """How many groups of query heads share a key."""

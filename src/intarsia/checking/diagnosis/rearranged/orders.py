@@ -51,7 +51,7 @@ def order_hypotheses(e: Evidence, related: RelatedTensors) -> Iterator[Hypothesi
     for order in _rotated(e, related):
         yield Hypothesis(order.kind, order.text, along(e.whole, 0, order.rows), order.key)
     if "gate_up" in e.name:
-        yield from _gate_up(e)
+        yield from _gate_up(e, related)
 
 
 def _transposed(e: Evidence) -> Iterator[Hypothesis]:
@@ -116,11 +116,11 @@ def _rotated(e: Evidence, related: RelatedTensors) -> Iterator[Order]:
         yield Order("rope-permuted", text, inverse(order), key)
 
 
-def _gate_up(e: Evidence) -> Iterator[Hypothesis]:
+def _gate_up(e: Evidence, related: RelatedTensors) -> Iterator[Hypothesis]:
     """A tensor that holds gate and up together, half by half or in turn."""
     a, b = e.left, e.right
     for axis, n in enumerate(e.shape):
-        if n % 2 or n < 4 or (axis == 0 and len(e.shape) > 2):
+        if n % 2 or n < 4 or (axis == 0 and len(e.shape) > 2) or related.is_taken(e.shape, axis):
             continue
         halves, turns = unmoved(n).reshape(2, n // 2), unmoved(n).reshape(n // 2, 2)
         swapped = concat([halves.narrow(0, 1, 2), halves.narrow(0, 0, 1)]).reshape(n)
