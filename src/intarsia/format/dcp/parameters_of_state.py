@@ -57,6 +57,8 @@ def parameters_of_state(
     states = [state for state in every if state.number.isdecimal()]
     parts = _parts(metadata, sections, str(folder.root), asked=root.removesuffix(".") in chosen)
     if len(states) < len(every):
+        if TOP in chosen:  # the whole dict is read as it is, names of state too
+            return StateParameters({})
         try:
             return StateParameters(parts.beside({s.number: s.number for s in every}, every))
         except SectionError as why:
