@@ -192,6 +192,14 @@ def test_rows_that_are_padded_are_reported_with_the_option_that_pads_so(
     assert -(-99 // step) * step == padded, "Megatron pads the tokens so"
 
 
+def test_rows_that_no_run_can_cut_are_reported(tmp_path: Path) -> None:
+    config = DENSE | {"vocab_size": 99}
+    source = write_hf(tmp_path / "hf", weights(config), config)
+    (note,) = (n for n in intarsia.plan(source, to="fsdp_dtensor", mesh="tp=2").notes if "99" in n)
+    assert note.startswith("tp=2 does not divide the 99 rows of the vocabulary")
+    assert asked_for(source, "tp=3") == ["1"], "3 divides them"
+
+
 def asked_for(source: Path, mesh: str) -> list[str]:
     """What `--make-vocab-size-divisible-by` a plan asks for."""
     notes = intarsia.plan(source, to="fsdp_dtensor", mesh=mesh).notes

@@ -149,11 +149,17 @@ def _vocabulary(src: Manifest, mesh: Mesh) -> int | None:
 def _vocabulary_notes(src: Manifest, targets: Iterable[Target], mesh: Mesh) -> Iterator[str]:
     """The option that keeps a run from padding its vocabulary otherwise, where it would."""
     table = next((t for t in targets if t.name.endswith(VOCABULARY)), None)
-    if table is None or table.shape[0] % mesh.tp:
+    if table is None:
         return
     rows, multiple = table.shape[0], DIVISIBLE_BY * mesh.tp
     tokens = table.layout.mapped // (table.layout.size // rows)
-    if tokens < rows:
+    if rows % mesh.tp:
+        yield (
+            f"tp={mesh.tp} does not divide the {rows:,} rows of the vocabulary, and Megatron-FSDP loads no embedding"
+            " of another size: give the embedding more rows before the conversion, or continue with a tp that"
+            " divides them and --make-vocab-size-divisible-by 1"
+        )
+    elif tokens < rows:
         # Only a multiple of all rows pads fewer tokens to just these, whatever their number.
         if -(-tokens // multiple) * multiple != rows:
             yield (
