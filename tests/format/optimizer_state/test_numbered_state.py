@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
 import intarsia
 from intarsia.errors import FormatError, IntarsiaError, SectionError
@@ -260,3 +260,12 @@ def test_a_part_with_an_optimizer_of_its_own_leaves_the_other_to_the_model(
         with intarsia.open(src, section=key) as found:
             moment = found["optimizer.exp_avg.weight"][:]
         assert torch.equal(moment, optimizer.state[part.weight]["exp_avg"])
+
+
+def test_settings_by_name_are_those_of_the_part_whose_state_it_is(tmp_path: Path) -> None:
+    model, head = torch.nn.Linear(3, 2), torch.nn.Sequential(torch.nn.Linear(3, 2))
+    flat = StateDictOptions(flatten_optimizer_state_dict=True)
+    state = get_optimizer_state_dict(head, trained(head), options=flat)
+    held = {"model": model.state_dict(), "head": head.state_dict(), "optimizer": state}
+    with intarsia.open(write_dcp(tmp_path / "a", held)) as found:
+        assert "optimizer.param_groups.head.0.weight.lr" in found.manifest.entries

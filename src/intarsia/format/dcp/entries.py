@@ -66,14 +66,17 @@ def entries_of(
             continue
         if name in beside and not is_state(name):
             name = o.name  # what has no section has that name
+        param, _, field = name.removeprefix(TORCH_GROUPS).rpartition(".")
+        if name.startswith(TORCH_GROUPS) and param in numbers and not param.isdecimal():
+            name = f"{TORCH_GROUPS}{numbers[param]}.{field}"
         members = _MEMBERS.match(name)
         if name == _ROOT or (members and numbers):
             data = folder.read_small(*o.place)
             value = read_object(data, o.name)
             fields = {name: plain(value)} if members else _fields(value)
-            for field, each in fields.items():
-                if not (numbers and field.endswith(".param_names")):
-                    add(field, _by_name(each, numbers) if field.endswith(".params") else each)
+            for key, each in fields.items():
+                if not (numbers and key.endswith(".param_names")):
+                    add(key, _by_name(each, numbers) if key.endswith(".params") else each)
             if fields:
                 continue
         found[name] = replace(o, name=name)
