@@ -17,12 +17,16 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True)
 class Counts:
-    """How many tensors a model and the state of its optimizer have here, and the settings of its groups."""
+    """How many tensors a model and the state of its optimizer have here, and the settings of its groups.
+
+    `without_config` names the models of a dict that have a configuration, where none is that of all.
+    """
 
     tensors: int = 0
     state_tensors: int = 0
     hyperparameters: list[Settings] = field(default_factory=list)
     changed: list[Changed] = field(default_factory=list)
+    without_config: list[str] = field(default_factory=list)
 
     @staticmethod
     def of(tensors: int, states: Iterator[Mapping[str, Any]], groups: list[Settings]) -> Counts:
@@ -88,11 +92,19 @@ class Saved:
     hyperparameters: list[Settings] = field(default_factory=list)
     extra: list[str] = field(default_factory=list)
     changed: list[Changed] = field(default_factory=list)
+    without_config: list[str] = field(default_factory=list)
 
     @property
     def notes(self) -> list[str]:
-        """What is to be said of the numbers that this rank holds and that are not written as they are."""
-        return summary(tuple(self.changed))
+        """What is to be said of what this rank holds and is not written as it is."""
+        notes = summary(tuple(self.changed))
+        if self.without_config:
+            notes.append(
+                "no config.json is written, as the modules do not all have the same configuration"
+                f" (there is one of {few(self.without_config, 4)}): give the right one with --config where a"
+                " section is converted"
+            )
+        return notes
 
     def __str__(self) -> str:
         first = (

@@ -225,9 +225,17 @@ def test_models_of_one_configuration_leave_it_to_each_of_their_folders(
         intarsia.load(tmp_path / "out", into=llama(9), section=".")
 
 
-def test_models_of_different_configurations_leave_none(tmp_path: Path) -> None:
-    intarsia.save(tmp_path / "out", {"model": llama(1), "head": net(2)})
+def test_models_of_different_configurations_leave_none_and_say_so(tmp_path: Path) -> None:
+    (note,) = intarsia.save(tmp_path / "out", {"model": llama(1), "head": net(2)}).notes
     assert not (tmp_path / "out" / "config.json").exists()
+    assert "no config.json is written" in note
+    assert "(there is one of model)" in note
+    given = llama(1).config.to_dict()
+    assert not intarsia.save(
+        tmp_path / "a", {"model": llama(1), "head": net(2)}, config=given
+    ).notes
+    assert not intarsia.save(tmp_path / "b", {"model": llama(1), "ema": llama(2)}).notes
+    assert not intarsia.save(tmp_path / "c", {"model": net(1), "head": net(2)}).notes
 
 
 def test_tensors_below_keys_are_refused_with_all_of_these(tmp_path: Path) -> None:

@@ -148,6 +148,12 @@ def config_of_all(given: Any) -> dict[str, Any] | None:
     return first if all(other == first for other in others) else None
 
 
+def with_config(given: Any) -> list[str]:
+    """The keys of a dict's modules that have a configuration."""
+    held = modules_in(given)
+    return [prefix.removesuffix(".") for prefix, module in held if config_of_model(module)]
+
+
 def is_of_transformers(kind: type) -> bool:
     """Whether a class is a model of Transformers; that is not imported for it."""
     return any(base.__name__ == "PreTrainedModel" for base in kind.__mro__)

@@ -105,6 +105,7 @@ def write(
         what.counts.hyperparameters,
         sorted(name.removeprefix(EXTRA) for name in what.extra),
         what.counts.changed,
+        what.counts.without_config,
     )
 
 
