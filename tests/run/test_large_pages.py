@@ -73,4 +73,4 @@ def test_a_system_that_does_not_know_the_advice_is_not_asked(
 ) -> None:
     monkeypatch.setattr("intarsia.run.large_pages._ADVICE", None)
     monkeypatch.setattr("ctypes.CDLL", lambda name: sys.exit("it was asked"))
-    ask_for_large_pages([(0, 2 * LEAST_BYTES)])
+    ask_for_large_pages([torch.empty(2 * LEAST_BYTES, dtype=torch.uint8)])

@@ -50,7 +50,7 @@ def storage_map(manifest: Manifest, numbers: Mapping[str, int]) -> dict[str, Any
     Texts that differ in their numbers alone are kept once (`Texts`).  A chunk is `[file, first byte, bytes]`, then its box where it is not the whole, then its elements
     of each tensor where the stored one fuses several.  A stored tensor is `[name, dtype, shape, chunks, how many,
     tensors, drawing]`, its name 0 where that is the tensor's own, its drawing 0 where it holds one tensor as it is.
-    A file is `[name, bytes, rank that wrote it]`, the last null where its name tells of none.
+    A file is `[name, bytes, rank that wrote it]`, the last null where its name holds none.
     """
     files: dict[str, int] = {name: k for k, name in enumerate(manifest.files)}
     total = sum(len(s.chunks) for s in manifest.stored.values())

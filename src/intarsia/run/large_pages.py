@@ -5,6 +5,10 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 LEAST_BYTES = 4 << 20
 """A shorter stretch may hold no large page at all, which begins at a multiple of its own size."""
@@ -17,13 +21,14 @@ Stretch = tuple[int, int]
 """Where it begins in memory, and where it ends."""
 
 
-def ask_for_large_pages(found: Iterable[Stretch]) -> None:
-    """Say that memory is used as a whole; a system without large pages, or out of them, gives small ones."""
+def ask_for_large_pages(tensors: Iterable[torch.Tensor]) -> None:
+    """Say that the memory of tensors is used as a whole; a system without large pages, or out of them, gives small ones."""
     if _ADVICE is None:
         return
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    for start, end in stretches(found):
+    here = (x for x in tensors if x.device.type == "cpu" and x.is_contiguous())
+    for start, end in stretches((x.data_ptr(), x.data_ptr() + x.nbytes) for x in here):
         whole = -(-start // _PAGE) * _PAGE
         madvise(whole, end // _PAGE * _PAGE - whole, _ADVICE)
 

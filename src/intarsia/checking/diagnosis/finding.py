@@ -26,7 +26,7 @@ class Finding:
     tensor's numbers.  `moved` says that it tells of places, and `side` whose: where each element of that side lies
     in the other.  `whole` says that nearly every element of the tensor differs, `all_over` that what
     is said holds of every element, of those that are equal too.  `second` is what happened to the tensor besides.  `where` gives the rows, ranks, files and bytes,
-    where these say more than the kind does.  `order` is that of all elements, where it tells of their places.  `of_block` is what is said of a block, without its name,
+    where these say more than the kind does.  `order` is that of all elements, where it names their places.  `of_block` is what is said of a block, without its name,
     and `known` what is known of differences that nothing explains.
     """
 

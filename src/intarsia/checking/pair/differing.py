@@ -1,7 +1,7 @@
 """Elements of two tensors that differ: which, how many, and how far apart.
 
-`fsdp_dtensor` keeps main weights in the place of the weights: a weight of one side is then the main
-weight of the other rounded, and that is what equal means.
+A format may keep main weights in the place of the weights: a weight of one side is then the main weight of
+the other rounded, and that is what equal means.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from intarsia.errors import FormatError, IntarsiaError, SectionError
 from intarsia.family import Table
 from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.naming.find_sections import known_name_in
-from intarsia.format.naming.section import TOP
+from intarsia.format.naming.section import TOP, may_be_trained
 from intarsia.format.naming.sections import Sections, belongs
 from intarsia.format.naming.wrappers import bare, without_wrappers
 from intarsia.format.optimizer_state.numbered_state import (
@@ -18,7 +18,7 @@ from intarsia.format.optimizer_state.numbered_state import (
     parameters_by_number,
 )
 from intarsia.format.optimizer_state.optimizer_names import state_in, unnumbered_error
-from intarsia.format.optimizer_state.whose_state import Parts, may_be_trained
+from intarsia.format.optimizer_state.whose_state import Parts
 from intarsia.frozen import frozen
 from intarsia.mesh import Shape
 from intarsia.store.reading.folder import Folder
@@ -55,10 +55,11 @@ def parameters_of_state(
         if of == root and (state := state_in(name, root))
     ]
     states = [state for state in every if state.number.isdecimal()]
+    by_name = len(states) < len(every)
+    if by_name and TOP in chosen:  # the whole dict is read as it is, names of state too
+        return StateParameters({})
     parts = _parts(metadata, sections, str(folder.root), asked=root.removesuffix(".") in chosen)
-    if len(states) < len(every):
-        if TOP in chosen:  # the whole dict is read as it is, names of state too
-            return StateParameters({})
+    if by_name:
         try:
             return StateParameters(parts.beside({s.number: s.number for s in every}, every))
         except SectionError as why:

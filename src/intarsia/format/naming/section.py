@@ -23,10 +23,18 @@ APP = "app"
 OWN = frozenset({APP, "model", "module", "state_dict", "model_state_dict", "model_state"})
 
 
-_OTHERS = re.compile(
-    r"(?:^|[_.])(ema|swa|shadow|averaged|teacher|student|ref|reference|policy|actor|critic|target)(?:[_.]|$)"
-)
+_COPIES = "ema|swa|shadow|averaged|teacher|ref|reference|target"
+"""Words by which people call a model that follows another, or stays as that was."""
+
+_OTHERS = re.compile(rf"(?:^|[_.])({_COPIES}|student|policy|actor|critic)(?:[_.]|$)")
 """Words by which people call one of several models."""
+
+_NOT_TRAINED = re.compile(rf"(?:^|[_.])(?:{_COPIES}|best)(?:[_.]|$)")
+
+
+def may_be_trained(label: str) -> bool:
+    """Whether a section has no word for a copy of the model, which no optimizer trains."""
+    return _NOT_TRAINED.search(label) is None
 
 
 Paths = Mapping[str, tuple[str | int, ...]]

@@ -8,7 +8,6 @@ out; so is each order of several, where nothing but the order says what a number
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 
@@ -18,9 +17,6 @@ from intarsia.format.optimizer_state.numbered_state import NumberedState, is_buf
 from intarsia.frozen import frozen
 from intarsia.mesh import Shape
 
-_COPIES = re.compile(
-    r"(?:^|[_.])(?:ema|swa|shadow|averaged|teacher|ref|reference|target|best)(?:[_.]|$)"
-)
 _MOST = 6
 """Of more parts than these no order is looked for."""
 
@@ -120,8 +116,3 @@ class Parts:
             hint=f"{choose}give the optimizer model.named_parameters() and save again, or leave"
             " optimizer state out (--optimizer drop; optimizer=None in load)",
         )
-
-
-def may_be_trained(part: str) -> bool:
-    """Whether a part has no word for a copy of the model, which no optimizer trains."""
-    return _COPIES.search(part) is None

@@ -142,16 +142,16 @@ def config_of_model(model: Any) -> dict[str, Any] | None:
     return found if found.get("model_type") else None
 
 
-def config_of_all(given: Any) -> dict[str, Any] | None:
-    """The configuration of a module, or the one that all modules of a dict have (a model and its average)."""
-    first, *others = [config_of_model(module) for _, module in modules_in(given)] or [None]
-    return first if all(other == first for other in others) else None
-
-
-def with_config(given: Any) -> list[str]:
-    """The keys of a dict's modules that have a configuration."""
+def configs_in(given: Any) -> dict[str, dict[str, Any] | None]:
+    """The configuration of a module, or of each module of a dict by its key, where it has one."""
     held = modules_in(given)
-    return [prefix.removesuffix(".") for prefix, module in held if config_of_model(module)]
+    return {prefix.removesuffix("."): config_of_model(module) for prefix, module in held}
+
+
+def config_of_all(configs: Mapping[str, dict[str, Any] | None]) -> dict[str, Any] | None:
+    """The configuration that all modules have (a model and its average)."""
+    first, *others = configs.values() or [None]
+    return first if all(other == first for other in others) else None
 
 
 def is_of_transformers(kind: type) -> bool:

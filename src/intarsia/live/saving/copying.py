@@ -124,7 +124,7 @@ def _copied(memory: Memory) -> Memory:
         for name, x in alone.items()
         if name not in held
     }
-    ask_for_large_pages((x.data_ptr(), x.data_ptr() + x.nbytes) for x in made.values())
+    ask_for_large_pages(made.values())
     every = {**packed, **held, **made}
     copies = {name: every[name] for name in memory}
     _copy(copies, memory)

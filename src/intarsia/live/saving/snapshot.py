@@ -18,7 +18,7 @@ from intarsia.live.megatron.model import is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import hub_config
 from intarsia.live.model.contents import ModelContents
 from intarsia.live.model.holding import memories_of
-from intarsia.live.model.names import config_of_all, with_config
+from intarsia.live.model.names import config_of_all, configs_in
 from intarsia.live.optimizer.agreement import WITHOUT
 from intarsia.live.optimizer.classes import classes_of, opened
 from intarsia.live.optimizer.groups import settings_by_name
@@ -105,8 +105,9 @@ def snapshot(
         counts = Counts.of(counts.tensors, held, own.settings.param_groups)
     seen = {name: SeenTensor.of(tensor, name) for name, tensor in tensors.items()}
     cut = partial(parts_of, seen)
-    if not (lent := config or config_of_all(model)):
-        counts = replace(counts, without_config=with_config(model))
+    configs = {} if config else configs_in(model)
+    if not (lent := config or config_of_all(configs)):
+        counts = replace(counts, without_config=[key for key, held in configs.items() if held])
     identities = tuple(map(id, tensors.values()))
     memory = memories_of(tensors)
     if empty := [name for name, x in memory.items() if x.is_meta and x.numel()]:

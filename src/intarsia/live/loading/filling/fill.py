@@ -77,7 +77,7 @@ def fill(
 ) -> Losses:
     """Read every holding's elements, and count what casts do to them; the first failure stops all threads."""
     on_gpus = [each.holding.tensor for each in fillings if each.holding.tensor.is_cuda]
-    ask_for_large_pages(_stretches(each.holding.tensor for each in fillings))
+    ask_for_large_pages(each.holding.tensor for each in fillings)
     step_bytes = budget.window_bytes
     of_runs = [each for each in fillings if _is_of_runs(source, each)]
     memories = [_Memory(each.holding) for each in of_runs]
@@ -102,12 +102,6 @@ def fill(
         if to_device is not None:
             to_device.settle()
         mark_as_changed(each.holding.tensor for each in fillings)
-
-
-def _stretches(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[int, int]]:
-    for x in tensors:
-        if x.device.type == "cpu" and x.is_contiguous():
-            yield x.data_ptr(), x.data_ptr() + x.nbytes
 
 
 def mark_as_changed(tensors: Iterable[torch.Tensor]) -> None:
